@@ -1,0 +1,25 @@
+"""What can be wrong with a model, as one tree.
+
+    ModelError(ValueError)
+    ├── ModelNotFound    nothing of that name or at that place
+    ├── ModelBroken      a file is missing, truncated or contradicts another
+    └── ImportFailed     it could not be fetched or converted
+
+Each message is one sentence: what was looked for, what was found, the command that mends it.
+"""
+
+
+class ModelError(ValueError):
+    """A model cannot be used; the message says which file and what to do."""
+
+
+class ModelNotFound(ModelError):  # noqa: N818 - reads as the fact it states
+    """No directory and no stored model answers to the name."""
+
+
+class ModelBroken(ModelError):  # noqa: N818
+    """The model's directory exists, but a file in it is missing, truncated or contradictory."""
+
+
+class ImportFailed(ModelError):  # noqa: N818
+    """The source could not be fetched, or could not be turned into a model directory."""
