@@ -4,9 +4,17 @@ Nothing here imports torch, transformers or tokenizers when it is imported; a co
 process of its own and that process ends with it.
 """
 
-from headrace.models.errors import ImportFailed, ModelBroken, ModelError, ModelNotFound
-from headrace.models.importer import Progress, import_model
-from headrace.models.store import DEFAULT_MODEL, ModelInfo, cache_dir, list_models, models_dir, resolve, validate
+from headrace.models.errors import ImportFailed, ModelBroken, ModelError, ModelNotFound, Progress
+from headrace.models.importer import import_model
+from headrace.models.store import (
+    DEFAULT_MODEL,
+    ModelInfo,
+    cache_dir,
+    list_models,
+    models_dir,
+    resolve,
+    validate,
+)
 
 __all__ = [
     "DEFAULT_MODEL",

@@ -1,4 +1,4 @@
-"""What can be wrong with a model, as one tree.
+"""What can be wrong with a model, as one tree, and how long work tells what it is doing.
 
     ModelError(ValueError)
     ├── ModelNotFound    nothing of that name or at that place
@@ -7,6 +7,10 @@
 
 Each message is one sentence: what was looked for, what was found, the command that mends it.
 """
+
+from collections.abc import Callable
+
+Progress = Callable[[str, float | None], None]  # (what is happening, share done 0..1 or None where unknown)
 
 
 class ModelError(ValueError):

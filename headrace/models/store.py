@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.models.errors import ModelBroken, ModelError, ModelNotFound
+from headrace.models.errors import ImportFailed, ModelBroken, ModelError, ModelNotFound
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -49,6 +49,17 @@ def cache_dir() -> Path:
 def models_dir() -> Path:
     """Return the store, which need not exist yet."""
     return cache_dir() / "models"
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory of the cache, with its parents; raises ImportFailed where that is not possible."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ImportFailed(
+            f"{directory} cannot be created ({error.strerror}); set HEADRACE_CACHE to a directory that can "
+            "be written."
+        ) from error
 
 
 def check_name(name: str) -> str:
@@ -118,7 +129,9 @@ def validate(directory: Path) -> dict[str, Any]:
     for key in ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers"):
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelBroken(f"{directory / 'config.json'} has {key} = {value!r}; expected a positive integer.")
+            raise ModelBroken(
+                f"{directory / 'config.json'} has {key} = {value!r}; expected a positive integer."
+            )
     read_json(directory / "tokenizer.json")
     for file in weight_files(directory):
         read_safetensors_header(file)
@@ -163,7 +176,10 @@ def read_safetensors_header(file: Path) -> dict[str, Any]:
             raise ModelBroken(f"{file} ({size} bytes) does not start with a safetensors header.")
         try:
             header = json.loads(stream.read(length))
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+            end = max(
+                (entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"),
+                default=0,
+            )
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ModelBroken(f"{file} has an unreadable safetensors header ({error}).") from error
     expected = 8 + length + int(end)
@@ -210,7 +226,9 @@ def _describe(name: str) -> ModelInfo:
 
 def _not_found(model: str) -> str:
     if model == DEFAULT_MODEL:
-        return f"The default model {model!r} is not in {models_dir()}; run `headrace model import` to fetch it."
+        return (
+            f"The default model {model!r} is not in {models_dir()}; run `headrace model import` to fetch it."
+        )
     stored = ", ".join(info.name for info in list_models()) or "none"
     return (
         f"No model {model!r}: it is neither a directory nor a name in {models_dir()} (stored: {stored}); "

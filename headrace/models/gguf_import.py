@@ -1,0 +1,117 @@
+"""Turns a GGUF file into a Hugging Face style directory: bf16 weights, tokenizer, chat template.
+
+`convert` runs in a process of its own (`python -m headrace.models.gguf_import FILE DIRECTORY`), so that
+torch and transformers, their memory and their global settings, end with it. Knows nothing of the store.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from headrace.models.errors import ImportFailed, ModelBroken, Progress
+from headrace.models.store import read_json, validate
+
+_NEEDS = ("torch", "transformers", "gguf", "safetensors", "accelerate")
+_GGUF_MAGIC = b"GGUF"
+_CHILD_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> None:
+    """Convert `gguf` into the existing, empty `directory`; returns when every file is written.
+
+    Raises:
+        ImportFailed: not a GGUF file, a package is missing, or transformers could not read it.
+    """
+    with gguf.open("rb") as stream:
+        if stream.read(4) != _GGUF_MAGIC:
+            raise ImportFailed(f"{gguf} is not a GGUF file (it does not start with the letters GGUF).")
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportFailed(
+            f"Converting a GGUF file needs {', '.join(missing)}; run `pip install 'headrace[import]'` "
+            "and try again."
+        )
+    progress(f"converting {gguf.name} to bf16", None)
+    root = Path(__file__).resolve().parents[2]  # so that a checkout that is not installed finds itself
+    search = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "headrace.models.gguf_import",
+            str(gguf.absolute()),
+            str(directory.absolute()),
+        ],
+        env={**os.environ, **_CHILD_ENV, "PYTHONPATH": search},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        raise ImportFailed(f"{gguf} could not be converted ({lines[-1].strip()[:300]}).")
+
+
+def convert(gguf: Path, directory: Path) -> None:
+    """Read `gguf` with transformers and write the model's directory; leaves no compiled or cached extras."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    folder, name = str(gguf.parent), gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+    )
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    tidy_tokenizer_config(directory / "tokenizer_config.json")
+
+
+def tidy_tokenizer_config(file: Path) -> None:
+    """Drop what describes this conversion rather than the tokenizer."""
+    config = read_json(file)
+    for key in ("is_local", "local_files_only", "name_or_path"):
+        config.pop(key, None)
+    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_default_model(directory: Path) -> None:
+    """Check an import of the default model against what is known of it.
+
+    Raises:
+        ModelBroken: a fact differs; the message names it, what was expected and what was found.
+    """
+    config = validate(directory)
+    tokenizer = read_json(directory / "tokenizer.json")
+    texts = read_json(directory / "tokenizer_config.json")
+    special = sorted(token["id"] for token in tokenizer["added_tokens"] if token["special"])
+    writes_bos = "SpecialToken" in json.dumps(tokenizer.get("post_processor"))
+    facts = [
+        ("max_position_embeddings", config["max_position_embeddings"], 8192),
+        ("vocab_size", config["vocab_size"], 49152),
+        ("bos_token_id", config.get("bos_token_id"), 1),
+        ("eos_token_id", config.get("eos_token_id"), 2),
+        ("the size of the tokenizer's vocabulary", len(tokenizer["model"]["vocab"]), 49152),
+        ("special token ids", special, list(range(17))),
+        ("the decoder", (tokenizer.get("decoder") or {}).get("type"), "ByteLevel"),
+        ("BOS added by the post-processor", writes_bos, False),
+        ("bos_token", texts.get("bos_token"), "<|im_start|>"),
+        ("eos_token", texts.get("eos_token"), "<|im_end|>"),
+        ("a chat template", (directory / "chat_template.jinja").exists(), True),
+        ("a single weights file", (directory / "model.safetensors").exists(), True),
+    ]
+    for name, found, expected in facts:
+        if found != expected:
+            raise ModelBroken(
+                f"The import of the default model went wrong: {name} is {found!r}, expected {expected!r}; "
+                "install the versions that pyproject.toml names and run `headrace model import` again."
+            )
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))
