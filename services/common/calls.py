@@ -1,0 +1,221 @@
+"""What every call of every service goes through: tracing, errors, refusal while not ready. Knows no service.
+
+A handler is `async def Method(self, request, call: Call)`; a streaming one sends with `await call.write(message)`.
+It raises a `HeadraceError`, which the caller receives as a status with details. Whatever else escapes it is INTERNAL,
+logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+from grpc_status import rpc_status
+from opentelemetry.trace import Span, SpanKind
+
+from headrace import errors
+from services.common import names, telemetry
+from services.common.logs import Log
+
+# Not ours, never refused, never traced.
+LIBRARY_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+REQUEST_ID_KEY = "headrace-request-id"
+TRACE_ID_KEY = "headrace-trace-id"
+SHUTDOWN_MESSAGE = "the server is shutting down; retry elsewhere"
+
+
+class Call:
+    """One call as its handler sees it.
+
+    Attributes:
+        method: full method name.
+        span: the call's SERVER span; ended by the interceptor.
+        arrival_ns: monotonic time of arrival.
+        deadline_ns: monotonic time of the caller's deadline, None without one.
+        metadata: the caller's text headers.
+        trailing: headers to send with the status.
+    """
+
+    def __init__(
+        self, method: str, context: grpc.aio.ServicerContext[Any, Any], telemetry_: telemetry.Telemetry
+    ) -> None:
+        self.arrival_ns = time.monotonic_ns()
+        self.method = method
+        self._context = context
+        self.metadata = {k: v for k, v in context.invocation_metadata() or () if isinstance(v, str)}
+        left = context.time_remaining()
+        self.deadline_ns = None if left is None or math.isinf(left) else self.arrival_ns + int(left * 1e9)
+        self.trailing: list[tuple[str, str | bytes]] = []
+        self.span: Span = telemetry_.start(
+            method.lstrip("/"),
+            kind=SpanKind.SERVER,
+            parent=telemetry.extract(self.metadata),
+            start_ns=self.arrival_ns,
+            attributes={names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method.lstrip("/")},
+        )
+        self.task = asyncio.current_task()
+        self.shut_down = False
+
+    async def write(self, message: Any) -> None:
+        """Hands one message to the connection; waits while the peer's window is full.
+
+        Raises:
+            errors.Cancelled: the caller is gone.
+        """
+        try:
+            await self._context.write(message)
+        except grpc.aio.UsageError:
+            raise
+        except Exception as error:
+            raise errors.Cancelled("the caller went away") from error
+
+    @property
+    def expired(self) -> bool:
+        """Whether the caller's time is up."""
+        return self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns
+
+    def timeout_s(self, margin_s: float = 0.0) -> float | None:
+        """Seconds left for a call further down, less a margin; None without a deadline."""
+        if self.deadline_ns is None:
+            return None
+        return max(0.0, (self.deadline_ns - time.monotonic_ns()) / 1e9 - margin_s)
+
+    def end_by_shutdown(self) -> None:
+        """Ends the handler; its caller receives UNAVAILABLE."""
+        self.shut_down = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler of ours.
+
+    Args:
+        telemetry_: spans.
+        log: where faults go.
+        refusal: an error while calls are refused (starting, shutting down), None while they are taken.
+    """
+
+    def __init__(
+        self, telemetry_: telemetry.Telemetry, log: Log, refusal: Callable[[], errors.HeadraceError | None]
+    ) -> None:
+        self._telemetry, self._log, self._refusal = telemetry_, log, refusal
+        self.open: set[Call] = set()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler, wrapped."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(LIBRARY_SERVICES):
+            return handler
+        kind = ("stream" if handler.request_streaming else "unary") + (
+            "_stream" if handler.response_streaming else "_unary"
+        )
+        behaviour = getattr(handler, kind)
+
+        async def wrapped(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            return await self._run(method, behaviour, request, context)
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return cast(
+            "grpc.RpcMethodHandler[Any, Any]",
+            make(wrapped, handler.request_deserializer, handler.response_serializer),
+        )
+
+    async def _run(
+        self,
+        method: str,
+        behaviour: Callable[[Any, Call], Awaitable[Any]],
+        request: Any | AsyncIterator[Any],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Any:
+        call = Call(method, context, self._telemetry)
+        self.open.add(call)
+        self.idle.clear()
+        reason, status_name = "", "OK"
+        try:
+            refusal = self._refusal()
+            if refusal is not None:
+                raise refusal
+            response = await behaviour(request, call)
+            context.set_trailing_metadata(tuple(call.trailing))
+        except BaseException as raised:  # noqa: BLE001 - the one place where everything becomes a status
+            error = self._translate(call, raised)
+            reason, status_name = error.reason, _status_name(error.code)
+            await self._abort(call, context, error, raised)
+        else:
+            return response
+        finally:
+            call.span.set_attribute(names.RPC_STATUS, status_name)
+            self._telemetry.end(call.span, error=reason)
+            self.open.discard(call)
+            if not self.open:
+                self.idle.set()
+
+    def _translate(self, call: Call, raised: BaseException) -> errors.HeadraceError:
+        """What the caller is told of whatever a handler raised."""
+        if isinstance(raised, BaseExceptionGroup) and len(raised.exceptions) == 1:
+            return self._translate(call, raised.exceptions[0])
+        if isinstance(raised, errors.HeadraceError):
+            return errors.DeadlineExceeded("the deadline has passed") if _timed_out(call, raised) else raised
+        if isinstance(raised, asyncio.CancelledError):
+            if call.shut_down:
+                return errors.Unavailable(SHUTDOWN_MESSAGE, reason=errors.Reason.SHUTTING_DOWN)
+            if call.expired:
+                return errors.DeadlineExceeded("the deadline has passed")
+            if call.task is not None and call.task.cancelling():
+                return errors.Cancelled("the caller went away")
+        self._log.error("call failed", method=call.method, trace_id=telemetry.trace_id(call.span), exc_info=raised)
+        return errors.Internal(f"{call.method}: internal error; trace {telemetry.trace_id(call.span)} has more")
+
+    async def _abort(
+        self,
+        call: Call,
+        context: grpc.aio.ServicerContext[Any, Any],
+        error: errors.HeadraceError,
+        raised: BaseException,
+    ) -> None:
+        """Ends the call with the error's status; always raises."""
+        if isinstance(raised, asyncio.CancelledError) and not call.shut_down and not isinstance(error, errors.Internal):
+            raise raised  # nobody is listening
+        if call.task is not None:
+            while call.task.uncancel():
+                pass
+        status = rpc_status.to_status(errors.to_status(error))
+        trailing = (*call.trailing, *status.trailing_metadata)
+        await context.abort(status.code, status.details, trailing)
+
+
+def _timed_out(call: Call, error: errors.HeadraceError) -> bool:
+    return call.expired and isinstance(error, errors.Cancelled)
+
+
+def _status_name(code: int) -> str:
+    return next((status.name for status in grpc.StatusCode if status.value[0] == code), str(code))
+
+
+def peer_error(error: grpc.aio.AioRpcError, peer: str) -> errors.HeadraceError:
+    """What a failed call to another process means to our own caller. `peer`: "tokenizer at host:port"."""
+    found = errors.from_call(error.code().value[0], error.details() or "", error.trailing_metadata())
+    if isinstance(found, errors.Unavailable) and not _has_details(error):
+        return errors.Unavailable(f"lost the {peer}; retry if nothing was received", reason=errors.Reason.PEER_LOST)
+    if isinstance(found, errors.Cancelled) and not _has_details(error):
+        return errors.Unavailable(f"the {peer} ended the call", reason=errors.Reason.PEER_LOST)
+    if found.code == grpc.StatusCode.UNKNOWN.value[0]:
+        return errors.Internal(f"the {peer} failed")
+    return found
+
+
+def _has_details(error: grpc.aio.AioRpcError) -> bool:
+    return any(key == errors.STATUS_DETAILS_KEY for key, _ in error.trailing_metadata() or ())

@@ -1,0 +1,62 @@
+"""Every span, attribute and metric name, with unit and meaning. Knows no SDK.
+
+Standard names come first (OpenTelemetry semantic conventions, pinned below); ours are under `headrace.*`.
+"""
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
+
+# Spans: RPC spans are named by their full method; the rest are phases of one request.
+SPAN_ADMIT = "gateway.admit"  # validation and the admission queue
+SPAN_ROUTE = "gateway.route"  # choosing an engine
+SPAN_TOKENIZER_WAIT = "tokenizer.wait"  # waiting for a batch
+SPAN_TOKENIZER_ENCODE = "tokenizer.encode"  # rendering and encoding
+SPAN_ENGINE_REQUEST = "engine.request"  # one generation in the engine, arrival to ending
+SPAN_ENGINE_QUEUE = "engine.queue"  # arrival to the first step
+SPAN_ENGINE_PREFILL = "engine.prefill"  # first step to the first sampled token
+SPAN_ENGINE_DECODE = "engine.decode"  # first to last sampled token
+SPAN_STREAM_DETOKENIZE = "stream.detokenize"  # token ids to text, from the first token to the last
+SPAN_STREAM_SEND = "stream.send"  # messages to the gateway, from the first delta to the end
+
+# Attributes of the root span (gen_ai.*: semantic conventions of generative AI).
+GEN_AI_OPERATION_NAME = "gen_ai.operation.name"  # "chat" or "text_completion"
+GEN_AI_PROVIDER_NAME = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"  # tokens
+GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
+GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
+GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
+GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"  # the server's own request id
+GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"  # tokens
+GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"  # tokens
+
+# Attributes of RPC spans.
+RPC_SYSTEM = "rpc.system.name"
+RPC_METHOD = "rpc.method"  # full method name
+RPC_STATUS = "rpc.response.status_code"  # name of the gRPC status
+SERVER_ADDRESS = "server.address"
+ERROR_TYPE = "error.type"  # reason of the error catalogue
+
+# Attributes of phases.
+REQUEST_ID = "headrace.request.id"  # the server's own id, on every span of a request
+OPEN_REQUESTS = "headrace.admit.open_requests"  # requests inside the gateway on arrival
+ADMIT_RESULT = "headrace.admit.result"  # "admitted" or the reason of the refusal
+BATCH_SIZE = "headrace.tokenizer.batch_size"  # inputs encoded together
+CHARACTERS = "headrace.tokenizer.characters"  # of the input
+TOKENS = "headrace.tokens"  # that the phase worked on
+CACHED_TOKENS = "headrace.cached_tokens"  # found in the prefix cache
+CHUNKS = "headrace.prefill.chunks"  # steps that the prompt was spread over
+QUEUE_REASON = "headrace.queue.reason"  # slots, kv, budget or credits
+ENGINE_ADDRESS = "headrace.engine.address"
+STEPS = "headrace.decode.steps"  # steps that generated a token
+ITL_P50_MS = "headrace.decode.inter_token_p50_ms"
+ITL_P99_MS = "headrace.decode.inter_token_p99_ms"
+ITL_MAX_MS = "headrace.decode.inter_token_max_ms"
+STALLED_MS = "headrace.decode.stalled_ms"  # by other requests' prefill
+PAUSED_MS = "headrace.decode.paused_ms"  # by the reader
+FINISH_REASON = "headrace.finish_reason"
+BUSY_MS = "headrace.detokenize.busy_ms"
+MESSAGES = "headrace.send.messages"
+SEND_BLOCKED_MS = "headrace.send.blocked_ms"
+TAIL_MS = "headrace.send.tail_ms"  # last token received to final message

@@ -1,0 +1,219 @@
+"""One visible life for every process: start, serve, drain, stop. Knows no service.
+
+    STARTING   the port answers: health NOT_SERVING, calls UNAVAILABLE (STARTING)
+    SERVING    `start()` of the service has returned, which includes one real generation
+    DRAINING   first SIGTERM or SIGINT: NOT_SERVING, new calls UNAVAILABLE (SHUTTING_DOWN), open ones may end
+    STOPPED    all ended, or the grace period is over (the rest end UNAVAILABLE), or a second signal came
+
+A service that fails to start, or fails while serving, says why in one line and ends the process with code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol, TypeVar
+
+import grpc.aio
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from headrace import channels, errors
+from services.common import logs, settings
+from services.common.calls import SHUTDOWN_MESSAGE, CallInterceptor
+from services.common.settings import setting
+from services.common.telemetry import Telemetry, TelemetrySettings
+
+FAILED = 1
+S = TypeVar("S", bound="ProcessSettings")
+
+
+class StartError(Exception):
+    """The service cannot start, or cannot go on; the message is one line for the person who reads the log."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where a process listens and how it ends."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(0, "port to listen on", minimum=0, maximum=65535)
+    grace_s: float = setting(30.0, "seconds that open calls may take to end", minimum=0.0, maximum=86_400.0)
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"{self.host}:{self.port}"
+
+
+class ProcessSettings(Protocol):
+    """What the settings of every service hold."""
+
+    server: Any
+    trace: TelemetrySettings
+    log: logs.LogSettings
+
+
+class Service(Protocol):
+    """What `serve` needs of a service."""
+
+    name: str
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the servicers; returns their full names."""
+
+    async def start(self) -> None:
+        """Returns when ready to serve. Raises StartError."""
+
+    async def failure(self) -> str:
+        """Returns, with the reason, if the service fails later; else never."""
+
+    async def drain(self) -> None:
+        """Returns when no work is left (new calls are refused by then)."""
+
+    async def stop(self) -> None:
+        """Frees everything; bounded."""
+
+
+class State(Enum):
+    """Where a process is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class _Life:
+    """State, signals and what they mean to calls."""
+
+    def __init__(self) -> None:
+        self.state = State.STARTING
+        self.asked_to_stop = asyncio.Event()
+        self.forced = asyncio.Event()
+
+    def on_signal(self) -> None:
+        (self.forced if self.asked_to_stop.is_set() else self.asked_to_stop).set()
+
+    def refusal(self) -> errors.HeadraceError | None:
+        if self.state is State.STARTING:
+            return errors.Unavailable("the server is starting", reason=errors.Reason.STARTING, retry_after_s=1.0)
+        if self.state in (State.DRAINING, State.STOPPED):
+            return errors.Unavailable(SHUTDOWN_MESSAGE, reason=errors.Reason.SHUTTING_DOWN)
+        return None
+
+
+def main(name: str, cls: type[S], build: Callable[[S, Telemetry, logs.Log], Service]) -> int:
+    """Runs a service from the environment to its end; returns the exit code.
+
+    Args:
+        name: name of the process, also the section of its settings.
+        cls: its settings.
+        build: makes the service.
+    """
+    try:
+        loaded = settings.load(cls, os.environ, name)
+    except settings.SettingsError as error:
+        for problem in error.problems:
+            sys.stderr.write(f"headrace {name}: {problem}\n")
+        return FAILED
+    log = logs.configure(name, loaded.log)
+    return uvloop.run(_serve(name, loaded, build, log))
+
+
+async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log], Service], log: logs.Log) -> int:
+    life = _Life()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, life.on_signal)
+    telemetry = Telemetry(name, loaded.trace)
+    interceptor = CallInterceptor(telemetry, log, life.refusal)
+    server = grpc.aio.server(interceptors=[interceptor], options=channels.SERVER_OPTIONS)
+    health = HealthServicer()
+    service: Service | None = None
+    try:
+        service = build(loaded, telemetry, log)
+        names = service.register(server)
+        for watched in ("", *names):
+            await health.set(watched, health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
+        _listen(server, loaded.server)
+        await server.start()
+        await _until_stopped(life, service, health, log, loaded.server, names)
+        await _drain(life, service, interceptor, loaded.server.grace_s, log)
+    except StartError as error:
+        log.error("cannot go on", reason=str(error))
+        life.state = State.STOPPED
+        await health.enter_graceful_shutdown()
+        await _end_open_calls(interceptor)
+        return FAILED
+    finally:
+        await server.stop(0)
+        if service is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.stop(), 1.0)
+        telemetry.shutdown()
+        log.info("stopped", spans_exported=telemetry.counts.exported, spans_dropped=telemetry.dropped)
+    return 0
+
+
+def _listen(server: grpc.aio.Server, where: ServerSettings) -> None:
+    try:
+        server.add_insecure_port(where.address)
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {where.address}: the port is in use or the address is not ours") from error
+
+
+async def _until_stopped(
+    life: _Life, service: Service, health: HealthServicer, log: logs.Log, where: ServerSettings, names: list[str]
+) -> None:
+    """Starts the service, serves, and returns when asked to stop. Raises StartError when it fails."""
+    asked = asyncio.ensure_future(life.asked_to_stop.wait())
+    start = asyncio.ensure_future(service.start())
+    failure = asyncio.ensure_future(service.failure())
+    try:
+        await asyncio.wait({asked, start, failure}, return_when=asyncio.FIRST_COMPLETED)
+        if start.done() and not asked.done():
+            start.result()
+            life.state = State.SERVING
+            for watched in ("", *names):
+                await health.set(watched, health_pb2.HealthCheckResponse.SERVING)
+            log.info("serving", address=where.address)
+            await asyncio.wait({asked, failure}, return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            raise StartError(failure.result())
+        life.state = State.DRAINING
+        await health.enter_graceful_shutdown()
+    finally:
+        for task in (asked, start, failure):
+            task.cancel()
+        await asyncio.gather(asked, start, failure, return_exceptions=True)
+
+
+async def _drain(life: _Life, service: Service, interceptor: CallInterceptor, grace_s: float, log: logs.Log) -> None:
+    """Lets open work end; what is left after the grace period, or at a second signal, ends UNAVAILABLE."""
+    log.info("draining", open_calls=len(interceptor.open), grace_s=grace_s)
+    drained = asyncio.ensure_future(service.drain())
+    forced = asyncio.ensure_future(life.forced.wait())
+    await asyncio.wait({drained, forced}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in (drained, forced):
+        task.cancel()
+    await asyncio.gather(drained, forced, return_exceptions=True)
+    life.state = State.STOPPED
+    await _end_open_calls(interceptor)
+
+
+async def _end_open_calls(interceptor: CallInterceptor) -> None:
+    for call in list(interceptor.open):
+        call.end_by_shutdown()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(interceptor.idle.wait(), 1.0)
