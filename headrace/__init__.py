@@ -1,0 +1,1 @@
+"""Headrace: LLM inference over gRPC, for backend services."""

@@ -1,0 +1,1 @@
+"""The four processes and what they share."""

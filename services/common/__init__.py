@@ -1,0 +1,1 @@
+"""What any process needs: settings, server life, calls, telemetry, logs. Knows no service."""

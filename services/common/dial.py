@@ -23,7 +23,7 @@ def open_channel(address: str) -> grpc.aio.Channel:
 
 async def watch_health(channel: grpc.aio.Channel, on_change: Callable[[bool], None]) -> None:
     """Reports whether the peer serves, at first and at each change, for ever; a lost peer does not serve."""
-    stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+    stub = health_pb2_grpc.HealthStub(channel)
     while True:
         watch = stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
         try:

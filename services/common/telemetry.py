@@ -175,12 +175,8 @@ class Telemetry:
     @property
     def dropped(self) -> int:
         """Sampled spans that were lost because the collector did not take them."""
-        return self.counts.failed + max(
-            0, self.counts.ended - self.counts.exported - self.counts.failed - self._queued()
-        )
-
-    def _queued(self) -> int:
-        return min(EXPORT_QUEUE_SPANS, self.counts.ended - self.counts.exported - self.counts.failed)
+        backlog = self.counts.ended - self.counts.exported - self.counts.failed
+        return self.counts.failed + max(0, backlog - EXPORT_QUEUE_SPANS)
 
     def shutdown(self) -> None:
         """Exports what is queued, for at most `SHUTDOWN_S`."""
