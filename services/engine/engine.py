@@ -1,0 +1,316 @@
+"""The engine without a wire: requests in, tokens out, one step at a time, on the caller's thread.
+
+Knows token ids; nothing of text, tenants, gRPC or threads (see ``loop``). ``step`` is the whole plot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from services.engine.block_pool import BlockPool
+from services.engine.kernels import CpuKernels, Kernels, ReferenceKernels, can_pack
+from services.engine.limits import EngineLimits, fit_request
+from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
+from services.engine.model.config import ModelConfig, load_config
+from services.engine.model.decoder import Decoder
+from services.engine.model.weights import WeightReader
+from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepOutput
+from services.engine.plan import Sampled
+from services.engine.prefix_cache import PrefixCache
+from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
+from services.engine.runner import ModelRunner, allocate_kv
+from services.engine.sampler import Sampler
+from services.engine.scheduler import ScheduledStep, Scheduler, SchedulerConfig
+from services.engine.waiting import WaitingPolicy
+
+BLOCK_SIZES = (8, 16, 32)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_KERNELS: dict[str, type[Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
+_WARM_UP_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is made from. Raises ValueError naming the field that is wrong."""
+
+    model_dir: Path
+    dtype: str = "auto"
+    """float32, bfloat16, or auto: bfloat16 when the weights are and the CPU multiplies it, else float32."""
+    kernels: str = "cpu"
+    """cpu or reference."""
+    kv_blocks: int | None = None
+    """Blocks of the KV pool; None: from the two below."""
+    kv_memory_bytes: int | None = None
+    """Bytes of the KV pool; None: from the share below."""
+    kv_memory_utilization: float = 0.25
+    """Share of the memory still available after the weights."""
+    block_size: int = 16
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 512
+    max_chunk_tokens: int | None = None
+    """Tokens of one prompt a step; None: as many as a step may have."""
+    max_model_len: int | None = None
+    """Context; None: the model's own. Cannot be longer than that."""
+    threads: int | None = None
+    """Threads of one tensor operation; None: torch's choice."""
+    prefix_cache: bool = True
+    watermark: float = 0.85
+    waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
+
+    def __post_init__(self) -> None:
+        for name in ("kv_blocks", "kv_memory_bytes", "max_chunk_tokens", "max_model_len", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be positive")
+        if self.dtype not in ("auto", *_DTYPES):
+            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {' or '.join(_DTYPES)}")
+        if self.kernels not in _KERNELS:
+            raise ValueError(f"kernels is {self.kernels!r}; it must be {' or '.join(_KERNELS)}")
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size is {self.block_size}; it must be one of {BLOCK_SIZES}")
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be positive")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
+                f"({self.max_num_seqs}), so that every running sequence can advance"
+            )
+        for name in ("kv_memory_utilization", "watermark"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+
+
+class Engine:
+    """One model, one KV pool, one scheduler. Not thread-safe: one thread calls everything."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: ModelConfig,
+        runner: ModelRunner,
+        limits: EngineLimits,
+        memory: MemoryLedger,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Put the parts together; ``load`` makes them."""
+        self.config = config
+        self.model = model
+        self.limits = limits
+        self.memory = memory
+        self._runner = runner
+        self._clock = clock
+        self._pool = BlockPool(memory.block_count)
+        self._cache = PrefixCache(
+            self._pool, config.block_size, model=str(config.model_dir), enabled=config.prefix_cache
+        )
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                block_size=config.block_size,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_chunk_tokens=config.max_chunk_tokens or config.max_num_batched_tokens,
+                watermark=config.watermark,
+                waiting=config.waiting,
+            ),
+            self._pool,
+            self._cache,
+            limits.eos_token_ids,
+            clock,
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, clock: Callable[[], int] = time.monotonic_ns) -> Engine:
+        """Read a model directory and allocate the KV pool.
+
+        Raises:
+            ModelError: the directory cannot be served; names the file and what was expected.
+        """
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        model = load_config(config.model_dir)
+        context = min(model.context_length, config.max_model_len or model.context_length)
+        dtype = _resolve_dtype(config.dtype, model.dtype)
+        kernels = _KERNELS[config.kernels]()
+        decoder = Decoder(model, WeightReader(config.model_dir, model, dtype), kernels, dtype, context)
+        per_token = kv_bytes_per_token(model, dtype.itemsize)
+        block_count = config.kv_blocks or fitting_blocks(
+            block_bytes=per_token * config.block_size,
+            memory_bytes=config.kv_memory_bytes,
+            utilization=config.kv_memory_utilization,
+            most_useful=2 * config.max_num_seqs * -(-context // config.block_size),
+        )
+        limits = EngineLimits(
+            context_length=context,
+            kv_token_capacity=block_count * config.block_size,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+        )
+        memory = MemoryLedger(
+            weight_bytes=decoder.weight_bytes,
+            kv_bytes=per_token * config.block_size * (block_count + 1),
+            kv_bytes_per_token=per_token,
+            kv_formula=kv_formula(model, dtype.itemsize),
+            block_count=block_count,
+            block_size=config.block_size,
+        )
+        kv = allocate_kv(model, block_count, config.block_size, dtype)
+        runner = ModelRunner(decoder, kernels, Sampler(model.eos_token_ids), kv)
+        return cls(config, model, runner, limits, memory, clock)
+
+    # --- between steps --------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Let a request wait; ``max_tokens`` is lowered to what the context (and, unset, the pool) leaves.
+
+        Raises:
+            RequestRefused: it can never run here.
+        """
+        fit_request(request, self.limits)
+        try:
+            self._scheduler.add(request)
+        except KeyError:
+            raise RequestRefused("request_id", "DUPLICATE_ID", f"request id {request.request_id} is in use") from None
+
+    def grant(self, request_id: int, token_count: int) -> None:
+        """Let the reader take ``token_count`` more output tokens; a no-op for a request that has ended."""
+        self._scheduler.grant(request_id, token_count)
+
+    def abort(self, request_id: int) -> bool:
+        """End a request as CANCELLED, whatever its state; its ending comes with the next step.
+
+        Idempotent: False, and nothing happens, when it has ended or never was.
+        """
+        return self._scheduler.abort(request_id)
+
+    # --- the plot -------------------------------------------------------------------------------------
+
+    def step(self) -> StepOutput:
+        """Schedule, run, sample, commit, publish, release."""
+        step = self._scheduler.schedule()
+        sampled: list[Sampled] = []
+        if step is not None:
+            sampled = self._runner.step(step.plan, step.sampled)
+            self._scheduler.commit(step, sampled)
+        ended = self._scheduler.take_ended()
+        output = self._publish(step, sampled, ended)
+        for request in ended:
+            self._scheduler.release(request)
+        return output
+
+    def _publish(self, step: ScheduledStep | None, sampled: list[Sampled], ended: list[Request]) -> StepOutput:
+        """What to tell: a news item for each request with tokens, then for each that ended without."""
+        news: list[RequestOutput] = []
+        told: set[int] = set()
+        if step is not None:
+            for request, result in zip(step.sampled, sampled, strict=True):
+                if result.error is None:
+                    told.add(request.request_id)
+                    news.append(_news(request, result))
+        news.extend(_news(request, None) for request in ended if request.request_id not in told)
+        if step is None:
+            return StepOutput(news)
+        facts = StepFacts(
+            started_ns=step.started_ns,
+            step_ns=self._clock() - step.started_ns,
+            prefill_token_count=step.prefill_token_count,
+            decode_token_count=step.decode_token_count,
+            sequence_count=step.plan.sequence_count,
+        )
+        return StepOutput(news, facts)
+
+    # --- facts and upkeep -----------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request has not ended, or an ending is not published."""
+        return self._scheduler.has_requests
+
+    @property
+    def runnable(self) -> bool:
+        """True when a step would do something now; False when all are paused."""
+        return self._scheduler.runnable
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When a step is needed even if nothing is runnable."""
+        return self._scheduler.next_deadline_ns
+
+    def abort_all(self) -> None:
+        """End every request as CANCELLED."""
+        self._scheduler.abort_all()
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals as they are now."""
+        counters = self._scheduler.counters
+        return EngineStats(
+            running_count=self._scheduler.running_count,
+            waiting_count=self._scheduler.waiting_count,
+            paused_count=self._scheduler.paused_count,
+            kv_block_total=self._pool.block_count,
+            kv_block_free=self._pool.free_count,
+            kv_block_cached=self._pool.cached_count,
+            preemption_count=counters.preemption_count,
+            prefilled_token_count=counters.prefilled_token_count,
+            decoded_token_count=counters.decoded_token_count,
+            step_count=counters.step_count,
+            prefix_queried_token_count=self._cache.queried_token_count,
+            prefix_hit_token_count=self._cache.hit_token_count,
+        )
+
+    def flush_prefix_cache(self) -> int:
+        """Forget every cached prefix; how many blocks were forgotten."""
+        return self._cache.flush()
+
+    def check_integrity(self) -> None:
+        """Hold every invariant of blocks and requests; AssertionError names the first one broken."""
+        self._scheduler.check_integrity()
+
+    def warm_up(self) -> None:
+        """Generate once, for real, and leave no trace in statistics or cache. Call it while idle.
+
+        Raises:
+            RuntimeError: the generation failed, so the engine is not fit to serve.
+        """
+        length = min(32, self.limits.context_length - 1, self.limits.kv_token_capacity)
+        counters = replace(self._scheduler.counters)
+        request = Request(
+            _WARM_UP_ID,
+            [token % self.limits.vocab_size for token in range(length)],
+            max_tokens=min(2, self.limits.context_length - length),
+            sampling=SamplingParams(temperature=0.0),
+            ignore_eos=True,
+        )
+        self.add(request)
+        while request.finish is None:
+            self.step()
+        self.flush_prefix_cache()
+        self._scheduler.counters = counters
+        self._cache.forget_counts()
+        if request.finish is not FinishReason.LENGTH:
+            raise RuntimeError(f"the warm-up generation ended {request.finish.value}: {request.error}")
+
+
+def _news(request: Request, result: Sampled | None) -> RequestOutput:
+    first = result is not None and request.output_count == 1
+    logprobs = result.logprobs if result is not None else None
+    return RequestOutput(
+        request_id=request.request_id,
+        token_ids=(result.token_id,) if result is not None else (),
+        logprobs=(logprobs,) if logprobs is not None else None,
+        finish=request.finish,
+        matched_stop_id=request.matched_stop_id,
+        error=request.error,
+        usage=RequestUsage.of(request) if first or request.finish is not None else None,
+    )
+
+
+def _resolve_dtype(wanted: str, saved: str) -> torch.dtype:
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    fast = can_pack(torch.bfloat16)
+    return torch.bfloat16 if saved == "bfloat16" and fast else torch.float32

@@ -1,0 +1,57 @@
+"""The contract between the decoder and the arithmetic under it.
+
+Knows shapes; nothing of layers, requests or blocks' fate. T tokens of a step, Hq query heads, Hkv key/value
+heads, D dimensions a head, N blocks of B slots. A layer's KV is [N, B, 2, Hkv, D]: keys at index 0, values
+at 1. Slots that no token was written to may hold anything, NaN too, and must never reach a result.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.engine.plan import StepPlan
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+"""[T, inputs] contiguous → a new [T, outputs]."""
+
+AttentionBatch = Any
+"""What ``prepare`` made of a plan; private to the kernels that made it, good for every layer of one step."""
+
+
+class Kernels(ABC):
+    """Everything a decoder layer computes."""
+
+    @abstractmethod
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """A product with a [outputs, inputs] weight and an optional [outputs] bias; may keep its own copy."""
+
+    @abstractmethod
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Root-mean-square normalisation over the last dimension; a new tensor like x."""
+
+    @abstractmethod
+    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate x [T, heads, D] in place; cos and sin [T, 1, D], the sine signed as in ``rope``."""
+
+    @abstractmethod
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2 * inner] → silu(first half) * second half, a new [T, inner]."""
+
+    @abstractmethod
+    def write_kv(self, kv: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store kv [T, 2, Hkv, D] at slots [T] of one layer's pool."""
+
+    @abstractmethod
+    def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
+        """What attention needs to know of a plan, once a step."""
+
+    @abstractmethod
+    def attention(self, q: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """Causal attention of q [T, Hq, D] over each token's own sequence; a new contiguous [T, Hq * D].
+
+        Scores are scaled by 1 / sqrt(D). The keys and values of the step's tokens are already written.
+        """

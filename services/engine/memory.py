@@ -1,0 +1,64 @@
+"""What the engine's memory is made of, and how many KV blocks fit.
+
+Knows the machine's memory files and a model's shape; allocates nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.engine.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """Bytes, by what they are for."""
+
+    weight_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_formula: str
+    """The exact product behind ``kv_bytes_per_token``, for a log line."""
+    block_count: int
+    block_size: int
+
+
+def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
+    """Count 2 (key and value) x layers x kv_heads x head_dim x bytes of the dtype."""
+    return 2 * config.layer_count * config.kv_head_count * config.head_dim * element_bytes
+
+
+def kv_formula(config: ModelConfig, element_bytes: int) -> str:
+    """The product of ``kv_bytes_per_token``, written out."""
+    return (
+        f"2 x {config.layer_count} layers x {config.kv_head_count} kv heads x {config.head_dim} x "
+        f"{element_bytes} bytes = {kv_bytes_per_token(config, element_bytes)} bytes a token"
+    )
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the kernel's estimate, or the control group's limit if lower."""
+    available = 1 << 30
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return available
+    return min(available, max(0, int(limit) - used)) if limit.isdigit() else available
+
+
+def fitting_blocks(
+    *,
+    block_bytes: int,
+    memory_bytes: int | None,
+    utilization: float,
+    most_useful: int,
+) -> int:
+    """Blocks for an explicit number of bytes, or for a share of what is available; never more than useful."""
+    budget = memory_bytes if memory_bytes is not None else int(available_bytes() * utilization)
+    return max(1, min(budget // block_bytes, most_useful))

@@ -1,0 +1,333 @@
+"""One request as the engine sees it: token ids, progress, credits and the clock's readings.
+
+Knows nothing of text, tenants, tensors or the wire. Errors drawn as a tree:
+
+    ValueError
+    └── RequestRefused      the request can never run here; raised when it is added, never later
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+UNLIMITED_CREDITS = 1 << 62
+"""A credit limit that no request reaches."""
+
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this mean greedy decoding."""
+
+
+class Priority(IntEnum):
+    """Scheduling class; a lower value goes first."""
+
+    INTERACTIVE = 0
+    STANDARD = 1
+    BATCH = 2
+
+
+class RequestStatus(Enum):
+    """Where a request is. A preempted request is WAITING again; a paused one keeps its status."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    ERROR = "error"
+
+
+class QueueReason(Enum):
+    """What a waiting request lacked when it was last passed over; NONE: it only waited for a step to end."""
+
+    NONE = "none"
+    SLOTS = "slots"
+    KV = "kv"
+    BUDGET = "budget"
+    CREDITS = "credits"
+
+
+class RequestRefused(ValueError):
+    """The request can never run on this engine.
+
+    Attributes:
+        field: the request field at fault.
+        reason: a machine word: EMPTY_PROMPT, OUT_OF_VOCABULARY, CONTEXT_LENGTH, KV_CAPACITY,
+            INVALID_VALUE, DUPLICATE_ID.
+    """
+
+    def __init__(self, field: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Values are resolved: nothing here means "the model's default".
+
+    Order of application: raw logprobs → bias, allowed, bad sequences, min_tokens → penalties →
+    temperature → min_p → top_k → top_p → draw.
+    """
+
+    temperature: float = 1.0
+    """Below 1e-5 is greedy."""
+    top_k: int = 0
+    """Candidates kept; 0 and -1 are off."""
+    top_p: float = 1.0
+    """Smallest set of candidates with at least this mass; 1 is off."""
+    min_p: float = 0.0
+    """Candidates below min_p times the most likely one's probability are dropped; 0 is off."""
+    seed: int | None = None
+    """int64; None: the engine draws one when the request is made."""
+    repetition_penalty: float = 1.0
+    """Over prompt and output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Over the output; 0 is off."""
+    frequency_penalty: float = 0.0
+    """Over the output, per occurrence; 0 is off."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logit of each token id."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """When given, no other token can be chosen."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that must not appear in the output."""
+    min_tokens: int = 0
+    """End-of-sequence and stop token ids are impossible before this many output tokens."""
+    logprobs: int | None = None
+    """None: no logprobs; k ≥ 0: the chosen token's and those of the k most likely tokens."""
+
+    @property
+    def greedy(self) -> bool:
+        """True when the most likely token is taken without a draw."""
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+def answer_seed(seed: int, index: int) -> int:
+    """Seed of answer ``index`` of n: answer 0 has the request's own seed, others differ reproducibly."""
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
+
+
+class IntBuffer:
+    """A growable int32 array; ``view`` is valid until the next ``append`` or ``extend``."""
+
+    __slots__ = ("_data", "_size")
+
+    def __init__(self, values: Iterable[int] | NDArray[np.int32] = ()) -> None:
+        initial = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.int32)
+        self._size = int(initial.size)
+        self._data = np.empty(max(16, self._size + 32), dtype=np.int32)
+        self._data[: self._size] = initial
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        if not -self._size <= index < self._size:
+            raise IndexError(index)
+        return int(self._data[index + self._size if index < 0 else index])
+
+    @property
+    def view(self) -> NDArray[np.int32]:
+        """The values, [size] int32, without a copy."""
+        return self._data[: self._size]
+
+    def append(self, value: int) -> None:
+        """Add one value at the end."""
+        self._reserve(1)
+        self._data[self._size] = value
+        self._size += 1
+
+    def extend(self, values: NDArray[np.int32]) -> None:
+        """Add values at the end."""
+        self._reserve(int(values.size))
+        self._data[self._size : self._size + values.size] = values
+        self._size += int(values.size)
+
+    def clear(self) -> None:
+        """Forget every value."""
+        self._size = 0
+
+    def _reserve(self, extra: int) -> None:
+        if self._size + extra > self._data.size:
+            grown = np.empty(max(2 * self._data.size, self._size + extra), dtype=np.int32)
+            grown[: self._size] = self._data[: self._size]
+            self._data = grown
+
+
+@dataclass(slots=True)
+class RequestClock:
+    """What a request's receipt is made of. Moments are ``time.monotonic_ns``; 0 means "not yet"."""
+
+    arrival_ns: int = 0
+    first_scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    finished_ns: int = 0
+    queue_reason: QueueReason = QueueReason.NONE
+    cached_token_count: int = 0
+    """Prompt tokens found in the prefix cache when first admitted."""
+    prefill_chunk_count: int = 0
+    """Steps that computed more of the prompt, or recomputed after a preemption."""
+    step_count: int = 0
+    """Steps that carried this request."""
+    preemption_count: int = 0
+    preempted_ns: int = 0
+    """Time between preemptions and being scheduled again, without time paused by the reader."""
+    recomputed_token_count: int = 0
+    """Tokens computed again because of preemptions (those found in the cache are not counted)."""
+    paused_ns: int = 0
+    """Time after the first token in which the reader had granted no credits."""
+    stalled_ns: int = 0
+    """Decode time owed to other requests' prefill: each shared step's time times the share of its tokens
+    that were others' prefill."""
+    gaps_ns: list[int] = field(default_factory=list)
+    """Time between one output token and the next."""
+
+    def gap_ns(self, quantile: float) -> int:
+        """The inter-token gap at a quantile (nearest rank); 0 with fewer than two tokens."""
+        if not self.gaps_ns:
+            return 0
+        ordered = sorted(self.gaps_ns)
+        return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+class Request:
+    """A prompt on its way to an answer.
+
+    The one idea: ``computed_count`` catches up with ``token_count``; when they meet, one more token is
+    sampled. Only the scheduler's ``commit`` advances either.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "cache_salt",
+        "clock",
+        "computed_count",
+        "credit_limit",
+        "deadline_ns",
+        "error",
+        "finish",
+        "ignore_eos",
+        "lost_count",
+        "matched_stop_id",
+        "max_tokens",
+        "paused_since_ns",
+        "predicted_cached_count",
+        "preempted_since_ns",
+        "priority",
+        "prompt_count",
+        "protected",
+        "request_id",
+        "sampling",
+        "seed",
+        "status",
+        "stop_token_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_ids: Iterable[int] | NDArray[np.int32],
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
+        stop_token_ids: Iterable[int] = (),
+        ignore_eos: bool = False,
+        priority: Priority = Priority.STANDARD,
+        cache_salt: bytes = b"",
+        deadline_ns: int | None = None,
+        credit_limit: int = UNLIMITED_CREDITS,
+        arrival_ns: int = 0,
+    ) -> None:
+        """Make a waiting request.
+
+        Args:
+            request_id: unique in the engine.
+            prompt_ids: token ids; values are checked when the request is added.
+            max_tokens: most output tokens; None: the rest of the context.
+            sampling: resolved parameters; None: the defaults of SamplingParams.
+            stop_token_ids: ids that end the answer (and are part of it), beside the model's own.
+            ignore_eos: the model's end-of-sequence ids do not end the answer.
+            priority: scheduling class.
+            cache_salt: only requests with the same salt share cached blocks.
+            deadline_ns: on ``time.monotonic_ns``; None: no deadline.
+            credit_limit: output tokens that the reader has allowed so far.
+            arrival_ns: when it reached the engine; 0: when it is added.
+        """
+        self.request_id = request_id
+        self.tokens = IntBuffer(prompt_ids)
+        self.prompt_count = len(self.tokens)
+        self.max_tokens = max_tokens
+        self.sampling = sampling if sampling is not None else SamplingParams()
+        self.seed = self.sampling.seed if self.sampling.seed is not None else secrets.randbits(63)
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.ignore_eos = ignore_eos
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.deadline_ns = deadline_ns
+        self.credit_limit = credit_limit
+        self.status = RequestStatus.WAITING
+        self.finish: FinishReason | None = None
+        self.matched_stop_id: int | None = None
+        self.error: str | None = None
+        self.computed_count = 0  # leading tokens whose keys and values are in the block table
+        self.block_table = IntBuffer()
+        self.block_hashes: list[bytes] = []  # chained, one a full block
+        self.predicted_cached_count = 0  # found in the cache on arrival; orders the queue
+        self.protected = False  # waited, or was preempted, too long: others are preempted first
+        self.lost_count = 0  # tokens that were computed before the last preemption
+        self.preempted_since_ns = 0
+        self.paused_since_ns = 0
+        self.clock = RequestClock(arrival_ns=arrival_ns)
+
+    @property
+    def token_count(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.tokens)
+
+    @property
+    def output_count(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_count
+
+    @property
+    def pending_count(self) -> int:
+        """Known tokens that are not computed yet."""
+        return len(self.tokens) - self.computed_count
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """The prompt, [prompt_count] int32, without a copy."""
+        return self.tokens.view[: self.prompt_count]
+
+    @property
+    def output_ids(self) -> NDArray[np.int32]:
+        """The tokens generated so far, [output_count] int32, without a copy."""
+        return self.tokens.view[self.prompt_count :]
+
+    @property
+    def paused(self) -> bool:
+        """True while the reader allows no further token."""
+        return self.output_count >= self.credit_limit
