@@ -1,0 +1,1 @@
+"""The load generator: fixed workloads, run in process or through a gateway."""
