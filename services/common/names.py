@@ -6,6 +6,7 @@ Standard names come first (OpenTelemetry semantic conventions, pinned below); ou
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
 
 # Spans: RPC spans are named by their full method; the rest are phases of one request.
+SPAN_PROBE = "gateway.probe"  # the generation that must succeed before the gateway serves
 SPAN_ADMIT = "gateway.admit"  # validation and the admission queue
 SPAN_ROUTE = "gateway.route"  # choosing an engine
 SPAN_TOKENIZER_WAIT = "tokenizer.wait"  # waiting for a batch

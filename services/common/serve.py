@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import grpc.aio
 import uvloop
@@ -57,9 +57,17 @@ class ServerSettings:
 class ProcessSettings(Protocol):
     """What the settings of every service hold."""
 
-    server: Any
-    trace: TelemetrySettings
-    log: logs.LogSettings
+    @property
+    def server(self) -> ServerSettings:
+        """Where it listens and how it ends."""
+
+    @property
+    def trace(self) -> TelemetrySettings:
+        """Where spans go."""
+
+    @property
+    def log(self) -> logs.LogSettings:
+        """What is logged."""
 
 
 class Service(Protocol):

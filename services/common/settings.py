@@ -118,6 +118,7 @@ def _load(
     section: str,
     problems: list[str],
     known: set[str],
+    default: Any = None,
 ) -> Any:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
@@ -125,7 +126,8 @@ def _load(
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             inner = typing.cast("type", kind)
-            values[field.name] = _load(inner, environ, tables, _section_of(inner, section), problems, known)
+            default = field.default if dataclasses.is_dataclass(field.default) else None
+            values[field.name] = _load(inner, environ, tables, _section_of(inner, section), problems, known, default)
             continue
         name = variable_name(section, field.name)
         known.add(name)
@@ -140,7 +142,7 @@ def _load(
         except ValueError as error:
             problems.append(f"{name}={raw!r}: {error}")
     try:
-        return cls(**values)
+        return dataclasses.replace(default, **values) if default is not None else cls(**values)
     except ValueError as error:  # __post_init__ compares fields
         problems.append(str(error))
         return None

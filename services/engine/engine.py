@@ -226,6 +226,11 @@ class Engine:
     # --- facts and upkeep -----------------------------------------------------------------------------
 
     @property
+    def dtype(self) -> str:
+        """Number format of weights and KV: float32 or bfloat16."""
+        return str(self._runner.kv[0].dtype).removeprefix("torch.")
+
+    @property
     def has_work(self) -> bool:
         """True while any request has not ended, or an ending is not published."""
         return self._scheduler.has_requests

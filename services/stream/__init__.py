@@ -1,0 +1,1 @@
+"""The stream process: one bounded relay a request. Knows no scheduling and no prompt's text."""

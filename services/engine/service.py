@@ -1,0 +1,312 @@
+"""The protobuf edge of the engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from headrace import errors
+from headrace.v1 import engine_pb2, engine_pb2_grpc, generation_pb2
+from services.common import telemetry
+from services.common.calls import Call
+from services.common.logs import Log
+from services.common.serve import StartError
+from services.engine import spans, wire
+from services.engine.engine import Engine, EngineConfig
+from services.engine.loop import EngineLoop
+from services.engine.model.config import ModelError
+from services.engine.outputs import StepOutput
+from services.engine.request import RequestRefused
+from services.engine.settings import EngineProcessSettings
+
+FULL_NAME = "headrace.v1.EngineService"
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class EngineProcess:
+    """The engine process as `serve` sees it."""
+
+    name = "engine"
+
+    def __init__(self, settings: EngineProcessSettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._servicer = EngineServicer(telemetry_)
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the servicer."""
+        engine_pb2_grpc.add_EngineServiceServicer_to_server(self._servicer, server)
+        return [FULL_NAME]
+
+    async def start(self) -> None:
+        """Loads the model and generates once."""
+        directory = self._settings.model.directory()
+        began = time.monotonic()
+        try:
+            engine = await asyncio.to_thread(self._load, directory)
+        except (ModelError, ValueError, RuntimeError, OSError, MemoryError) as error:
+            raise StartError(str(error)) from error
+        self._log.info(
+            "model loaded",
+            model=self._settings.model.name,
+            seconds=round(time.monotonic() - began, 2),
+            weight_mb=round(engine.memory.weight_bytes / 1e6, 1),
+            kv_mb=round(engine.memory.kv_bytes / 1e6, 1),
+            kv_blocks=engine.memory.block_count,
+            kv_a_token=engine.memory.kv_formula,
+        )
+        self._servicer.begin(engine, self._settings.model.name, _default_sampling(directory), self._on_fatal)
+
+    def _load(self, directory: Path) -> Engine:
+        options = self._settings.engine
+        engine = Engine.load(
+            EngineConfig(
+                model_dir=directory,
+                dtype=options.dtype,
+                kernels=options.kernels,
+                kv_blocks=options.kv_blocks,
+                kv_memory_bytes=options.kv_memory_bytes,
+                kv_memory_utilization=options.kv_memory_utilization,
+                block_size=options.block_size,
+                max_num_seqs=options.max_num_seqs,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                max_model_len=options.max_model_len,
+                threads=options.threads,
+                prefix_cache=options.prefix_cache,
+            )
+        )
+        engine.warm_up()
+        return engine
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._log.error("engine loop died", exc_info=error)
+        if not self._failed.done():
+            self._failed.set_result(f"the engine loop died: {type(error).__name__}: {error}")
+
+    async def failure(self) -> str:
+        """Returns when the engine's loop has died."""
+        return await asyncio.shield(self._failed)
+
+    async def drain(self) -> None:
+        """Returns when no generation is open."""
+        await self._servicer.idle.wait()
+
+    async def stop(self) -> None:
+        """Ends the engine's thread."""
+        if self._servicer.loop is not None:
+            self._servicer.loop.stop(drain=False)
+            await asyncio.to_thread(self._servicer.loop.join, 1.0)
+
+
+@dataclass(slots=True)
+class _Open:
+    """One open generation: where its news go and what its spans need."""
+
+    attached: _Attached
+    generation_id: int
+    command: engine_pb2.OpenGeneration
+    arrival_ns: int
+
+
+@dataclass(slots=True)
+class _Attached:
+    """One `Attach` call. News gather in `outbox` until its writer takes them, in one message."""
+
+    outbox: list[engine_pb2.GenerationOutput] = field(default_factory=list)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    engine_ids: dict[int, int] = field(default_factory=dict)  # generation id → the engine's own request id
+
+    def tell(self, output: engine_pb2.GenerationOutput) -> None:
+        self.outbox.append(output)
+        self.wake.set()
+
+
+class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
+    """Attach and the questions about the engine. Everything here runs on the event loop."""
+
+    def __init__(self, telemetry_: telemetry.Telemetry) -> None:
+        self._telemetry = telemetry_
+        self._ids = itertools.count(1)
+        self._open: dict[int, _Open] = {}
+        self._engine_facts = engine_pb2.GetEngineResponse()
+        self.loop: EngineLoop | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def begin(
+        self,
+        engine: Engine,
+        model: str,
+        default_sampling: generation_pb2.SamplingParameters,
+        on_fatal: Callable[..., object],
+    ) -> None:
+        """Starts the engine's thread; from now on only it touches the engine."""
+        events = asyncio.get_running_loop()
+        self._engine_facts = _facts(engine, model, default_sampling)
+        self.loop = EngineLoop(
+            engine,
+            publish=lambda output: _post(events, self._publish, output),
+            refused=lambda request_id, refusal: _post(events, self._refuse, request_id, refusal),
+            fatal=lambda error: _post(events, on_fatal, error),
+        )
+        self.loop.start()
+
+    async def Attach(self, requests: AsyncIterator[engine_pb2.AttachRequest], call: Call) -> None:  # noqa: N802
+        """Takes commands and gives each step's news until the stream process goes away."""
+        attached = _Attached()
+        commands = asyncio.create_task(self._obey(requests, attached))
+        try:
+            while not (commands.done() and not attached.engine_ids and not attached.outbox):
+                attached.wake.clear()
+                if attached.outbox:
+                    outputs, attached.outbox = attached.outbox, []
+                    await call.write(engine_pb2.AttachResponse(outputs=outputs))
+                else:
+                    await attached.wake.wait()
+        finally:
+            commands.cancel()
+            for engine_id in list(attached.engine_ids.values()):
+                self._engine_loop().abort(engine_id)
+            attached.engine_ids.clear()
+
+    async def _obey(self, requests: AsyncIterator[engine_pb2.AttachRequest], attached: _Attached) -> None:
+        loop = self._engine_loop()
+        try:
+            async for request in requests:
+                command = request.WhichOneof("command")
+                if command == "open":
+                    self._start(request.open, attached)
+                elif command == "grant" and request.grant.generation_id in attached.engine_ids:
+                    loop.grant(attached.engine_ids[request.grant.generation_id], request.grant.credit_count)
+                elif command == "cancel" and request.cancel.generation_id in attached.engine_ids:
+                    loop.abort(attached.engine_ids[request.cancel.generation_id])
+        finally:
+            attached.wake.set()
+
+    def _start(self, command: engine_pb2.OpenGeneration, attached: _Attached) -> None:
+        arrival_ns = time.monotonic_ns()
+        engine_id = next(self._ids)
+        self._open[engine_id] = _Open(attached, command.generation_id, command, arrival_ns)
+        attached.engine_ids[command.generation_id] = engine_id
+        self.idle.clear()
+        if command.n > 1 or command.HasField("prompt_logprobs"):
+            refused = RequestRefused("n" if command.n > 1 else "prompt_logprobs", "NOT_HONOURED", "not honoured yet")
+            self._refuse(engine_id, refused)
+            return
+        self._engine_loop().add(wire.request_of(command, engine_id, arrival_ns))
+
+    def _publish(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            opened = self._open.get(output.request_id)
+            if opened is None:
+                continue
+            opened.attached.tell(wire.output_of(output, opened.generation_id))
+            if output.finish is not None:
+                self._close(output.request_id)
+                spans.record(self._telemetry, opened.command, output)
+
+    def _refuse(self, engine_id: int, refusal: RequestRefused) -> None:
+        opened = self._open.get(engine_id)
+        if opened is not None:
+            opened.attached.tell(wire.refusal_of(refusal, opened.generation_id))
+            self._close(engine_id)
+
+    def _close(self, engine_id: int) -> None:
+        opened = self._open.pop(engine_id)
+        opened.attached.engine_ids.pop(opened.generation_id, None)
+        if not self._open:
+            self.idle.set()
+
+    async def GetEngine(self, request: engine_pb2.GetEngineRequest, call: Call) -> engine_pb2.GetEngineResponse:  # noqa: N802
+        """What is served."""
+        return self._engine_facts
+
+    async def GetStats(  # noqa: N802
+        self, request: engine_pb2.EngineServiceGetStatsRequest, call: Call
+    ) -> engine_pb2.EngineServiceGetStatsResponse:
+        """What the engine is doing, as of the end of the running step."""
+        stats = await asyncio.wrap_future(self._engine_loop().call(Engine.stats))
+        return engine_pb2.EngineServiceGetStatsResponse(stats=wire.stats_of(stats, len(self._open)))
+
+    async def FlushPrefixCache(  # noqa: N802
+        self, request: engine_pb2.EngineServiceFlushPrefixCacheRequest, call: Call
+    ) -> engine_pb2.EngineServiceFlushPrefixCacheResponse:
+        """Forgets cached prefixes."""
+        flushed = await asyncio.wrap_future(self._engine_loop().call(Engine.flush_prefix_cache))
+        return engine_pb2.EngineServiceFlushPrefixCacheResponse(flushed_block_count=flushed)
+
+    async def Pause(self, request: object, call: Call) -> None:  # noqa: N802
+        """Not built yet."""
+        raise errors.Unimplemented("Pause is not honoured yet")
+
+    async def Resume(self, request: object, call: Call) -> None:  # noqa: N802
+        """Not built yet."""
+        raise errors.Unimplemented("Resume is not honoured yet")
+
+    async def Drain(self, request: object, call: Call) -> None:  # noqa: N802
+        """Not built yet."""
+        raise errors.Unimplemented("Drain is not honoured yet")
+
+    async def Profile(self, request: object, call: Call) -> None:  # noqa: N802
+        """Not built yet."""
+        raise errors.Unimplemented("Profile is not honoured yet")
+
+    def _engine_loop(self) -> EngineLoop:
+        if self.loop is None:
+            raise errors.Unavailable("the engine is starting", reason=errors.Reason.STARTING)
+        return self.loop
+
+
+def _post(events: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Calls a function on the event loop from the engine's thread; after the loop's end, nothing."""
+    if not events.is_closed():
+        events.call_soon_threadsafe(function, *arguments)
+
+
+def _facts(
+    engine: Engine, model: str, default_sampling: generation_pb2.SamplingParameters
+) -> engine_pb2.GetEngineResponse:
+    limits, memory, config = engine.limits, engine.memory, engine.config
+    return engine_pb2.GetEngineResponse(
+        model=model,
+        architecture=engine.model.family.architecture,
+        dtype=engine.dtype,
+        context_length=limits.context_length,
+        vocabulary_size=limits.vocab_size,
+        eos_token_ids=sorted(limits.eos_token_ids),
+        kv_token_capacity=limits.kv_token_capacity,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        default_sampling=default_sampling,
+        memory=engine_pb2.MemoryLedger(
+            weight_bytes=memory.weight_bytes,
+            kv_bytes=memory.kv_bytes,
+            kv_bytes_per_token=memory.kv_bytes_per_token,
+            kv_block_size=memory.block_size,
+            kv_block_count=memory.block_count,
+        ),
+    )
+
+
+def _default_sampling(directory: Path) -> generation_pb2.SamplingParameters:
+    """What generation_config.json says of sampling; `do_sample: false` there means nothing is said.
+
+    Raises:
+        StartError: the file is there and is not a JSON object, or a value has the wrong type.
+    """
+    path = directory / "generation_config.json"
+    if not path.exists():
+        return generation_pb2.SamplingParameters()
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        given = {name: said[name] for name in _SAMPLING_DEFAULTS if said.get(name) is not None}
+        return generation_pb2.SamplingParameters(**given)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise StartError(f"{path}: {error}; expected a generation_config of transformers") from error

@@ -1,0 +1,46 @@
+"""Settings of the engine process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.common.logs import LogSettings
+from services.common.models import ModelSettings
+from services.common.serve import ServerSettings
+from services.common.settings import setting
+from services.common.telemetry import TelemetrySettings
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the engine itself can be told."""
+
+    SECTION = "ENGINE"
+    dtype: str = setting(
+        "auto",
+        "number format; auto: bfloat16 if weights and CPU have it",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    kernels: str = setting("cpu", "cpu, or the plain reference", choices=("cpu", "reference"))
+    kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)
+    kv_memory_bytes: int | None = setting(None, "bytes of the KV pool; unset: from the utilization", minimum=1)
+    kv_memory_utilization: float = setting(
+        0.25, "share of the memory left after the weights that the KV pool takes", minimum=0.001, maximum=1
+    )
+    block_size: int = setting(16, "tokens in a KV block: 8, 16 or 32", minimum=8, maximum=32)
+    max_num_seqs: int = setting(32, "most sequences in one step", minimum=1, maximum=4096)
+    max_num_batched_tokens: int = setting(512, "most tokens in one step", minimum=1, maximum=1_000_000)
+    max_model_len: int | None = setting(None, "context in tokens; unset: the model's own", minimum=2)
+    threads: int | None = setting(None, "threads of one tensor operation; unset: one a core", minimum=1, maximum=1024)
+    prefix_cache: bool = setting(True, "keep the KV of finished prompts for later ones")
+
+
+@dataclass(frozen=True)
+class EngineProcessSettings:
+    """Everything that the engine process can be told."""
+
+    server: ServerSettings = ServerSettings(port=50053)
+    engine: EngineSettings = EngineSettings()
+    model: ModelSettings = ModelSettings()
+    trace: TelemetrySettings = TelemetrySettings()
+    log: LogSettings = LogSettings()

@@ -1,0 +1,164 @@
+"""Requests and outputs between the contract's messages and the engine's own types. Knows no gRPC and no tensors."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from google.rpc import code_pb2
+
+from headrace.v1 import engine_pb2, generation_pb2, timings_pb2
+from services.engine.outputs import EngineStats, RequestOutput, RequestUsage
+from services.engine.request import (
+    FinishReason,
+    Priority,
+    QueueReason,
+    Request,
+    RequestRefused,
+    SamplingParams,
+)
+
+_PRIORITIES = {
+    generation_pb2.PRIORITY_INTERACTIVE: Priority.INTERACTIVE,
+    generation_pb2.PRIORITY_STANDARD: Priority.STANDARD,
+    generation_pb2.PRIORITY_BATCH: Priority.BATCH,
+}
+_FINISH = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.DEADLINE_EXCEEDED: generation_pb2.FINISH_REASON_DEADLINE_EXCEEDED,
+    FinishReason.ERROR: generation_pb2.FINISH_REASON_ERROR,
+}
+_QUEUE = {
+    QueueReason.NONE: timings_pb2.QUEUE_REASON_UNSPECIFIED,
+    QueueReason.SLOTS: timings_pb2.QUEUE_REASON_SLOTS,
+    QueueReason.KV: timings_pb2.QUEUE_REASON_KV,
+    QueueReason.BUDGET: timings_pb2.QUEUE_REASON_BUDGET,
+    QueueReason.CREDITS: timings_pb2.QUEUE_REASON_CREDITS,
+}
+_SHUTTING_DOWN = "SHUTTING_DOWN"
+
+
+def request_of(command: engine_pb2.OpenGeneration, request_id: int, arrival_ns: int) -> Request:
+    """The engine's request for an open command; values are checked when it is added."""
+    sampling = command.sampling
+    defaults = SamplingParams()
+    given = {
+        name: getattr(sampling, name)
+        for name in (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "seed",
+        )
+        if sampling.HasField(name)
+    }
+    return Request(
+        request_id,
+        np.array(command.prompt_token_ids, dtype=np.int32),
+        max_tokens=command.max_tokens if command.HasField("max_tokens") else None,
+        sampling=SamplingParams(
+            **{"top_k": defaults.top_k, **given},
+            logit_bias=dict(sampling.logit_bias),
+            allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
+            min_tokens=command.min_tokens,
+            logprobs=command.logprobs if command.HasField("logprobs") else None,
+        ),
+        stop_token_ids=command.stop_token_ids,
+        ignore_eos=command.ignore_eos,
+        priority=_PRIORITIES.get(command.priority, Priority.STANDARD),
+        cache_salt=command.cache_salt,
+        deadline_ns=arrival_ns + command.timeout_ns if command.HasField("timeout_ns") else None,
+        credit_limit=command.credit_count,
+        arrival_ns=arrival_ns,
+    )
+
+
+def output_of(output: RequestOutput, generation_id: int) -> engine_pb2.GenerationOutput:
+    """The contract's message for one request's news of one step."""
+    message = engine_pb2.GenerationOutput(generation_id=generation_id, token_ids=output.token_ids)
+    for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=False):
+        alternatives = [
+            generation_pb2.TokenAlternative(token_id=top_id, logprob=logprob)
+            for top_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+        ]
+        message.logprobs.add(token_id=token_id, logprob=logprobs.logprob, alternatives=alternatives)
+    usage = output.usage
+    if usage is not None and output.token_ids and usage.output_token_count == len(output.token_ids):
+        message.first_token_timings.CopyFrom(timings_of(usage))
+    if output.finish is not None:
+        ending = message.ending
+        ending.finish_reason = _FINISH[output.finish]
+        if output.matched_stop_id is not None:
+            ending.matched_token_id = output.matched_stop_id
+        if output.error is not None:
+            ending.error_code = code_pb2.INTERNAL
+            ending.error_reason = "INTERNAL"
+            ending.error_message = output.error
+        if usage is not None:
+            ending.usage.prompt_token_count = usage.prompt_token_count
+            ending.usage.cached_token_count = usage.cached_token_count
+            ending.usage.completion_token_count = usage.output_token_count
+            ending.timings.CopyFrom(timings_of(usage))
+    return message
+
+
+def refusal_of(refusal: RequestRefused, generation_id: int) -> engine_pb2.GenerationOutput:
+    """The ending of a request that the engine refused; fields are named as a caller of the gateway knows them."""
+    message = engine_pb2.GenerationOutput(generation_id=generation_id)
+    message.ending.finish_reason = generation_pb2.FINISH_REASON_ERROR
+    shutting_down = refusal.reason == _SHUTTING_DOWN
+    message.ending.error_code = code_pb2.UNAVAILABLE if shutting_down else code_pb2.INVALID_ARGUMENT
+    message.ending.error_reason = refusal.reason
+    message.ending.error_field = f"generation.{refusal.field}" if refusal.field else ""
+    message.ending.error_message = str(refusal)
+    return message
+
+
+def timings_of(usage: RequestUsage) -> engine_pb2.EngineTimings:
+    """The engine's account of a request, up to now; phases that it never reached are zero."""
+    clock, now = usage.clock, time.monotonic_ns()
+    scheduled = clock.first_scheduled_ns
+    timings = engine_pb2.EngineTimings(
+        total_ns=now - clock.arrival_ns,
+        queue_ns=(scheduled or clock.finished_ns or now) - clock.arrival_ns,
+        queue_reason=_QUEUE[clock.queue_reason],
+        computed_token_count=usage.prompt_token_count - usage.cached_token_count if scheduled else 0,
+        cached_token_count=usage.cached_token_count,
+        prefill_chunk_count=clock.prefill_chunk_count,
+        stalled_ns=clock.stalled_ns,
+        paused_ns=clock.paused_ns,
+        preempted_ns=clock.preempted_ns,
+        preemption_count=clock.preemption_count,
+        recomputed_token_count=clock.recomputed_token_count,
+    )
+    if clock.first_token_ns:
+        timings.prefill_ns = clock.first_token_ns - scheduled
+        timings.decode_ns = clock.last_token_ns - clock.first_token_ns
+        timings.decode_step_count = usage.output_token_count
+        timings.inter_token_p50_ns = clock.gap_ns(0.5)
+        timings.inter_token_p99_ns = clock.gap_ns(0.99)
+        timings.inter_token_max_ns = clock.gap_ns(1.0)
+    return timings
+
+
+def stats_of(stats: EngineStats, open_stream_count: int) -> engine_pb2.EngineStats:
+    """The contract's message for the engine's gauges and totals."""
+    return engine_pb2.EngineStats(
+        running_count=stats.running_count,
+        waiting_count=stats.waiting_count,
+        paused_count=stats.paused_count,
+        open_stream_count=open_stream_count,
+        kv_total_block_count=stats.kv_block_total,
+        kv_free_block_count=stats.kv_block_free,
+        kv_cached_block_count=stats.kv_block_cached,
+        preemption_count=stats.preemption_count,
+        prefilled_token_count=stats.prefilled_token_count,
+        decoded_token_count=stats.decoded_token_count,
+        step_count=stats.step_count,
+    )

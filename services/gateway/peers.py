@@ -1,0 +1,207 @@
+"""The processes that the gateway calls. With `service`, the only file here that speaks gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import grpc.aio
+from opentelemetry.trace import Span, SpanKind
+
+from headrace.errors import HeadraceError
+from headrace.v1 import (
+    engine_pb2,
+    engine_pb2_grpc,
+    stream_pb2,
+    stream_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
+from services.common import names, telemetry
+from services.common.calls import peer_error
+from services.common.dial import open_channel, wait_until_serving, watch_health
+from services.common.logs import Log
+from services.gateway.router import Engine, Router
+from services.gateway.settings import PeerSettings
+
+STATS_TIMEOUT_S = 2.0
+
+
+class Tokenizer:
+    """Encodes and decodes."""
+
+    def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
+        self.channel = open_channel(address)
+        self._peer, self._telemetry = f"tokenizer at {address}", telemetry_
+        self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
+
+    async def encode(
+        self, inputs: Sequence[tokenizer_pb2.EncodeInput], parent: Span, timeout_s: float | None
+    ) -> tokenizer_pb2.EncodeResponse:
+        """Ids of each input. Raises HeadraceError."""
+        with _client_span(self._telemetry, "headrace.v1.TokenizerService/Encode", parent) as span:
+            with _errors_of(self._peer):
+                response: tokenizer_pb2.EncodeResponse = await self._stub.Encode(
+                    tokenizer_pb2.EncodeRequest(inputs=inputs), timeout=timeout_s, metadata=_headers(span)
+                )
+            return response
+
+    async def decode(self, token_ids: Sequence[int], parent: Span, *, include_special_tokens: bool) -> str:
+        """Text of ids. Raises HeadraceError."""
+        with _client_span(self._telemetry, "headrace.v1.TokenizerService/Decode", parent) as span:
+            request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, include_special_tokens=include_special_tokens)
+            with _errors_of(self._peer):
+                return str((await self._stub.Decode(request, metadata=_headers(span))).text)
+
+
+class Delivery:
+    """One open `Deliver` call. Async iteration gives its messages; `grant` sends credits back."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, peer: str) -> None:  # type: ignore[type-arg]
+        self._call, self._peer = call, peer
+
+    async def messages(self) -> AsyncIterator[stream_pb2.DeliverResponse]:
+        """The messages, up to the final one. Raises HeadraceError."""
+        with _errors_of(self._peer):
+            async for message in self._call:
+                yield message
+
+    async def grant(self, credit_count: int) -> None:
+        """The reader took this many tokens; a call that has ended needs no credits."""
+        taken = stream_pb2.DeliverCredits(credit_count=credit_count)
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            await self._call.write(stream_pb2.DeliverRequest(credits=taken))
+
+
+class Relays:
+    """Opens deliveries in the stream process."""
+
+    def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
+        self.channel = open_channel(address)
+        self._peer, self._telemetry = f"stream process at {address}", telemetry_
+        self._stub = stream_pb2_grpc.StreamServiceStub(self.channel)
+
+    @contextlib.asynccontextmanager
+    async def deliver(
+        self, opening: stream_pb2.DeliverOpen, parent: Span, timeout_s: float | None
+    ) -> AsyncIterator[Delivery]:
+        """An open delivery; leaving the block, however, cancels it where it has not ended."""
+        with _client_span(self._telemetry, "headrace.v1.StreamService/Deliver", parent) as span:
+            call = self._stub.Deliver(timeout=timeout_s, metadata=_headers(span))
+            try:
+                with _errors_of(self._peer):
+                    await call.write(stream_pb2.DeliverRequest(open=opening))
+                yield Delivery(call, self._peer)
+            finally:
+                call.cancel()
+
+
+class Engines:
+    """Asks engines for facts and state, and keeps the router informed."""
+
+    def __init__(self, router: Router, log: Log) -> None:
+        self._router, self._log = router, log
+        self.channels = {address: open_channel(address) for address in router.engines}
+        self._stubs = {address: engine_pb2_grpc.EngineServiceStub(c) for address, c in self.channels.items()}
+        self.first_serving = asyncio.Event()
+
+    async def watch(self) -> None:
+        """Follows the health of every engine, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for engine in self._router.engines.values():
+                group.create_task(self._watch(engine))
+
+    async def _watch(self, engine: Engine) -> None:
+        changes: asyncio.Queue[bool] = asyncio.Queue()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch_health(self.channels[engine.address], changes.put_nowait))
+            while True:
+                serving = await changes.get()
+                if serving:
+                    serving = await self._learn(engine)
+                if serving != engine.serving:
+                    self._log.info("engine", address=engine.address, serving=serving)
+                engine.serving = serving
+                if serving:
+                    self.first_serving.set()
+
+    async def _learn(self, engine: Engine) -> bool:
+        try:
+            engine.facts = await self._stubs[engine.address].GetEngine(
+                engine_pb2.GetEngineRequest(), timeout=STATS_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError as error:
+            self._log.warning("engine does not answer", address=engine.address, reason=error.details())
+            return False
+        return True
+
+    async def stats(self, address: str) -> engine_pb2.EngineStats | None:
+        """What an engine is doing now; None where it does not answer."""
+        try:
+            answer = await self._stubs[address].GetStats(
+                engine_pb2.EngineServiceGetStatsRequest(), timeout=STATS_TIMEOUT_S
+            )
+        except grpc.aio.AioRpcError:
+            return None
+        stats: engine_pb2.EngineStats = answer.stats
+        return stats
+
+
+class Peers:
+    """Every process that the gateway calls."""
+
+    def __init__(self, settings: PeerSettings, router: Router, telemetry_: telemetry.Telemetry, log: Log) -> None:
+        self.tokenizer = Tokenizer(settings.tokenizer_address, telemetry_)
+        self.relays = Relays(settings.stream_address, telemetry_)
+        self.engines = Engines(router, log)
+        self._log = log
+
+    async def wait_until_serving(self) -> None:
+        """Returns once tokenizer, stream and one engine serve."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait_until_serving(self.tokenizer.channel, "tokenizer", self._log))
+            group.create_task(wait_until_serving(self.relays.channel, "stream", self._log))
+            group.create_task(self._wait_for_an_engine())
+
+    async def _wait_for_an_engine(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self.engines.first_serving.wait(), 5.0)
+            except TimeoutError:
+                self._log.info("waiting", peer="engine")
+            else:
+                return
+
+    async def close(self) -> None:
+        """Closes every channel."""
+        channels = [self.tokenizer.channel, self.relays.channel, *self.engines.channels.values()]
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+
+@contextlib.contextmanager
+def _client_span(telemetry_: telemetry.Telemetry, name: str, parent: Span):  # type: ignore[no-untyped-def]
+    span = telemetry_.start(name, kind=SpanKind.CLIENT, parent=parent, attributes={names.RPC_SYSTEM: "grpc"})
+    error = ""
+    try:
+        yield span
+    except HeadraceError as raised:
+        error = raised.reason
+        raise
+    except (asyncio.CancelledError, GeneratorExit):
+        error = "CANCELLED"
+        raise
+    finally:
+        telemetry_.end(span, error=error)
+
+
+@contextlib.contextmanager
+def _errors_of(peer: str):  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise peer_error(error, peer) from error
+
+
+def _headers(span: Span) -> tuple[tuple[str, str], ...]:
+    return tuple(telemetry.inject(span).items())

@@ -1,0 +1,277 @@
+"""One request's life, in one coroutine: admit, encode, route, deliver, account. Knows no gRPC.
+
+Every front calls `Pipeline.run` with a Generation, a Ticket and a `send` for deltas; the rest is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import Span
+
+from headrace import errors
+from headrace.v1 import engine_pb2, gateway_pb2, generation_pb2, stream_pb2, tokenizer_pb2
+from services.common import names, telemetry
+from services.gateway import validation
+from services.gateway.admission import Admission
+from services.gateway.peers import Delivery, Peers
+from services.gateway.receipt import Stopwatch, stage_timings
+from services.gateway.router import Engine, Router
+from services.gateway.settings import LimitSettings
+
+UNLIMITED_CREDITS = 2**31 - 1
+DEADLINE_MARGIN_S = 0.002
+
+Send = Callable[[gateway_pb2.Delta], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request on its way: who asks, how long there is, and what happened when.
+
+    Attributes:
+        span: the root span; ended by whoever made it.
+        watch: the gateway's moments.
+        deadline_ns: monotonic, None without one.
+        request_id: the server's own id, unique.
+    """
+
+    span: Span
+    watch: Stopwatch
+    deadline_ns: int | None = None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def timeout_s(self) -> float | None:
+        """Seconds that the next hop may take."""
+        if self.deadline_ns is None:
+            return None
+        left = (self.deadline_ns - time.monotonic_ns()) / 1e9 - DEADLINE_MARGIN_S
+        if left <= 0:
+            raise errors.DeadlineExceeded("the deadline has passed")
+        return left
+
+
+class Pipeline:
+    """Runs requests through tokenizer, stream process and engine."""
+
+    def __init__(
+        self, peers: Peers, router: Router, admission: Admission, limits: LimitSettings, telemetry_: telemetry.Telemetry
+    ) -> None:
+        self._peers, self._router, self._admission = peers, router, admission
+        self._limits, self._telemetry = limits, telemetry_
+
+    async def run(
+        self, generation: generation_pb2.Generation, ticket: Ticket, send: Send, *, whole: bool = False
+    ) -> gateway_pb2.Final:
+        """Generates.
+
+        Args:
+            generation: what the caller asked, unchecked.
+            ticket: the request's ticket.
+            send: takes each delta; awaiting it is what holds the engine back.
+            whole: the text is wanted in one delta at the end, and nothing holds the engine back.
+
+        Raises:
+            errors.HeadraceError: however it failed.
+        """
+        watch = ticket.watch
+        with self._admit(generation, ticket) as facts:
+            prompt, encode_timings = await self._encode(generation, ticket)
+            _check_room(generation, len(prompt), facts)
+            with self._route(facts.model, ticket) as engine:
+                opening = _opening(generation, ticket, prompt, facts, engine.address, whole=whole)
+                if not whole:
+                    opening.generation.credit_count = self._limits.credit_window
+                async with self._peers.relays.deliver(opening, ticket.span, ticket.timeout_s()) as delivery:
+                    first, final = await self._relay(delivery, watch, send)
+        watch.finished = time.monotonic_ns()
+        answer = gateway_pb2.Final(
+            endings=final.endings,
+            usage=final.usage,
+            timings=stage_timings(watch, encode_timings, first, final),
+            request_id=generation.request_id or ticket.request_id,
+            trace_id=telemetry.trace_id(ticket.span),
+            model=facts.model,
+            metadata=generation.metadata,
+        )
+        _describe_answer(ticket, answer)
+        return answer
+
+    @contextlib.contextmanager
+    def _admit(self, generation: generation_pb2.Generation, ticket: Ticket) -> Iterator[engine_pb2.GetEngineResponse]:
+        """Checks every field and holds a place; yields the facts of the model asked for."""
+        result, open_requests = "admitted", self._admission.open_count
+        with contextlib.ExitStack() as stack:
+            try:
+                facts = self._router.facts(generation.model)
+                _describe_request(ticket, generation, facts.model)
+                validation.check_generation(generation, facts.vocabulary_size, facts.context_length)
+                stack.enter_context(self._admission.admit())
+            except errors.HeadraceError as error:
+                result = error.reason
+                raise
+            finally:
+                ticket.watch.admitted = time.monotonic_ns()
+                self._telemetry.phase(
+                    names.SPAN_ADMIT,
+                    ticket.span,
+                    ticket.watch.arrived,
+                    ticket.watch.admitted,
+                    {names.OPEN_REQUESTS: open_requests, names.ADMIT_RESULT: result},
+                    error="" if result == "admitted" else result,
+                )
+            yield facts
+
+    async def _encode(
+        self, generation: generation_pb2.Generation, ticket: Ticket
+    ) -> tuple[Sequence[int], tokenizer_pb2.EncodeTimings | None]:
+        """The prompt's token ids; token ids given by the caller are used as they are."""
+        kind = generation.WhichOneof("input")
+        if kind == "token_ids":
+            ticket.watch.encoded = ticket.watch.admitted
+            return generation.token_ids.ids, None
+        text = tokenizer_pb2.EncodeInput(chat=generation.chat) if kind == "chat" else None
+        response = await self._peers.tokenizer.encode(
+            [text or tokenizer_pb2.EncodeInput(text=generation.prompt)], ticket.span, ticket.timeout_s()
+        )
+        ticket.watch.encoded = time.monotonic_ns()
+        ids = response.encodings[0].ids
+        if not ids:
+            path = f"generation.{kind}"
+            raise errors.InvalidArgument(
+                f"{path} encodes to no token; expected at least one", field=path, reason=errors.Reason.EMPTY_PROMPT
+            )
+        return ids, response.timings
+
+    @contextlib.contextmanager
+    def _route(self, model: str, ticket: Ticket) -> Iterator[Engine]:
+        """Holds a place on an engine."""
+        with self._router.choose(model) as engine:
+            ticket.watch.routed = time.monotonic_ns()
+            self._telemetry.phase(
+                names.SPAN_ROUTE,
+                ticket.span,
+                ticket.watch.encoded,
+                ticket.watch.routed,
+                {names.ENGINE_ADDRESS: engine.address},
+            )
+            yield engine
+
+    async def _relay(
+        self, delivery: Delivery, watch: Stopwatch, send: Send
+    ) -> tuple[stream_pb2.FirstTokenTimings, stream_pb2.DeliverFinal]:
+        """Hands deltas on, and credits back as they are taken, up to the final message."""
+        first: stream_pb2.FirstTokenTimings | None = None
+        owed = 0  # credits that the reader has earned and the engine has not got yet
+        async for message in delivery.messages():
+            received = time.monotonic_ns()
+            if message.HasField("final"):
+                watch.final_received = received
+                if first is None:
+                    raise errors.Internal("the answer ended before its first token")
+                return first, message.final
+            delta = message.delta
+            await send(
+                gateway_pb2.Delta(
+                    index=delta.index,
+                    text=delta.text,
+                    token_count=delta.token_count,
+                    token_ids=delta.token_ids,
+                    logprobs=delta.logprobs,
+                )
+            )
+            if first is None:
+                first = delta.first_token_timings
+                watch.first_received, watch.first_sent = received, time.monotonic_ns()
+            owed += delta.token_count
+            if owed >= self._limits.credit_window // 4:
+                await delivery.grant(owed)
+                owed = 0
+        raise errors.Unavailable("the stream process ended the answer without a final message")
+
+
+def _check_room(generation: generation_pb2.Generation, prompt_length: int, facts: engine_pb2.GetEngineResponse) -> None:
+    """Refuses what can never run, with the numbers."""
+    if prompt_length >= facts.context_length:
+        raise errors.InvalidArgument(
+            f"the prompt has {prompt_length} tokens; expected fewer than the context of {facts.context_length}",
+            field=f"generation.{generation.WhichOneof('input')}",
+            reason=errors.Reason.CONTEXT_LENGTH,
+        )
+    if generation.min_tokens > facts.context_length - prompt_length:
+        raise errors.InvalidArgument(
+            f"generation.min_tokens is {generation.min_tokens}; "
+            f"expected at most {facts.context_length - prompt_length}, what the context leaves",
+            field="generation.min_tokens",
+            reason=errors.Reason.CONTEXT_LENGTH,
+        )
+
+
+def _opening(
+    generation: generation_pb2.Generation,
+    ticket: Ticket,
+    prompt: Sequence[int],
+    facts: engine_pb2.GetEngineResponse,
+    engine_address: str,
+    *,
+    whole: bool,
+) -> stream_pb2.DeliverOpen:
+    """The command to the stream process; unset sampling fields become the model's defaults."""
+    sampling = generation_pb2.SamplingParameters()
+    sampling.CopyFrom(facts.default_sampling)
+    sampling.MergeFrom(generation.sampling)
+    opened = engine_pb2.OpenGeneration(
+        request_id=ticket.request_id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        max_tokens=generation.max_tokens if generation.HasField("max_tokens") else None,
+        min_tokens=generation.min_tokens,
+        stop_token_ids=generation.stop.token_ids,
+        ignore_eos=generation.stop.ignore_eos,
+        n=1,
+        priority=generation.priority or generation_pb2.PRIORITY_STANDARD,
+        credit_count=UNLIMITED_CREDITS,
+    )
+    return stream_pb2.DeliverOpen(
+        engine_address=engine_address,
+        generation=opened,
+        stop=generation.stop,
+        include_token_ids=generation.include_token_ids,
+        whole=whole,
+    )
+
+
+def _describe_request(ticket: Ticket, generation: generation_pb2.Generation, model: str) -> None:
+    span = ticket.span
+    if not span.is_recording():
+        return
+    operation = "chat" if generation.WhichOneof("input") == "chat" else "text_completion"
+    span.set_attribute(names.GEN_AI_OPERATION_NAME, operation)
+    span.set_attribute(names.GEN_AI_PROVIDER_NAME, "headrace")
+    span.set_attribute(names.GEN_AI_REQUEST_MODEL, model)
+    span.set_attribute(names.REQUEST_ID, ticket.request_id)
+    asked = {
+        names.GEN_AI_REQUEST_MAX_TOKENS: (generation, "max_tokens"),
+        names.GEN_AI_REQUEST_TEMPERATURE: (generation.sampling, "temperature"),
+        names.GEN_AI_REQUEST_TOP_P: (generation.sampling, "top_p"),
+        names.GEN_AI_REQUEST_TOP_K: (generation.sampling, "top_k"),
+    }
+    for name, (message, field_name) in asked.items():
+        if message.HasField(field_name):
+            span.set_attribute(name, getattr(message, field_name))
+
+
+def _describe_answer(ticket: Ticket, answer: gateway_pb2.Final) -> None:
+    span = ticket.span
+    if not span.is_recording():
+        return
+    reasons = [generation_pb2.FinishReason.Name(e.finish_reason).removeprefix("FINISH_REASON_") for e in answer.endings]
+    span.set_attribute(names.GEN_AI_RESPONSE_FINISH_REASONS, [reason.lower() for reason in reasons])
+    span.set_attribute(names.GEN_AI_RESPONSE_MODEL, answer.model)
+    span.set_attribute(names.GEN_AI_RESPONSE_ID, ticket.request_id)
+    span.set_attribute(names.GEN_AI_USAGE_INPUT_TOKENS, answer.usage.prompt_token_count)
+    span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, answer.usage.completion_token_count)

@@ -1,0 +1,91 @@
+"""The receipt: one request's stages from the clocks of four processes. Knows no wire.
+
+Each callee's account covers a part of its caller's wall time; what it does not cover is transit. No two clocks are
+compared: only durations travel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.v1 import stream_pb2, timings_pb2, tokenizer_pb2
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Moments of one request on the gateway's monotonic clock, in nanoseconds; 0: not reached."""
+
+    arrived: int
+    admitted: int = 0
+    encoded: int = 0
+    routed: int = 0
+    first_received: int = 0  # the first token's message, from the stream process
+    first_sent: int = 0  # handed to the caller's connection
+    final_received: int = 0
+    finished: int = 0
+
+
+def stage_timings(
+    watch: Stopwatch,
+    encode: tokenizer_pb2.EncodeTimings | None,
+    first: stream_pb2.FirstTokenTimings,
+    final: stream_pb2.DeliverFinal,
+) -> timings_pb2.StageTimings:
+    """The receipt of a request that ended well.
+
+    Args:
+        watch: the gateway's moments, all reached (`encoded` equals `admitted` where nothing was encoded).
+        encode: the tokenizer's account, None where nothing was encoded.
+        first: the relay's account up to the first token.
+        final: the relay's and the engine's whole accounts.
+    """
+    engine = final.engine_timings
+    timings = timings_pb2.StageTimings(
+        total_ns=watch.finished - watch.arrived,
+        time_to_first_token_ns=watch.first_sent - watch.arrived,
+        admit_ns=watch.admitted - watch.arrived,
+        tokenize_ns=encode.total_ns if encode else 0,
+        tokenize_wait_ns=encode.wait_ns if encode else 0,
+        tokenize_encode_ns=encode.encode_ns if encode else 0,
+        route_ns=watch.routed - watch.encoded,
+        queue_ns=first.queue_ns,
+        queue_reason=engine.queue_reason,
+        prefill_ns=first.prefill_ns,
+        computed_token_count=engine.computed_token_count,
+        cached_token_count=engine.cached_token_count,
+        prefill_chunk_count=engine.prefill_chunk_count,
+        decode_ns=engine.decode_ns,
+        decode_step_count=engine.decode_step_count,
+        inter_token_p50_ns=engine.inter_token_p50_ns,
+        inter_token_p99_ns=engine.inter_token_p99_ns,
+        inter_token_max_ns=engine.inter_token_max_ns,
+        stalled_ns=engine.stalled_ns,
+        paused_ns=engine.paused_ns,
+        preempted_ns=engine.preempted_ns,
+        preemption_count=engine.preemption_count,
+        detokenize_ns=final.relay_timings.detokenize_ns,
+        send_blocked_ns=final.relay_timings.send_blocked_ns,
+    )
+    timings.transit_ns = (
+        (watch.encoded - watch.admitted - timings.tokenize_ns)  # gateway - tokenizer
+        + (watch.first_received - watch.routed - first.total_ns)  # gateway - stream
+        + (first.engine_hop_ns - first.engine_ns)  # stream - engine
+    )
+    timings.first_delivery_ns = (
+        (first.engine_ns - first.queue_ns - first.prefill_ns)  # sampled, to published by the engine
+        + (first.total_ns - first.engine_hop_ns)  # into text and out of the stream process
+        + (watch.first_sent - watch.first_received)  # out of the gateway
+    )
+    timings.tail_ns = final.relay_timings.tail_ns + (watch.finished - watch.final_received)
+    timings.residual_ns = timings.total_ns - (
+        timings.admit_ns
+        + timings.tokenize_ns
+        + timings.route_ns
+        + timings.transit_ns
+        + timings.queue_ns
+        + timings.prefill_ns
+        + timings.first_delivery_ns
+        + timings.decode_ns
+        + timings.tail_ns
+    )
+    return timings

@@ -1,0 +1,219 @@
+"""The protobuf edge of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import grpc.aio
+
+from headrace import errors
+from headrace.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2, tokenizer_pb2
+from services.common import names, telemetry
+from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
+from services.common.logs import Log
+from services.common.serve import StartError
+from services.gateway import validation
+from services.gateway.admission import Admission
+from services.gateway.peers import Peers
+from services.gateway.pipeline import Pipeline, Ticket
+from services.gateway.receipt import Stopwatch
+from services.gateway.router import Router
+from services.gateway.settings import GatewaySettings
+
+FULL_NAME = "headrace.v1.GatewayService"
+TIMINGS_KEY = "headrace-timings-bin"
+
+
+class GatewayProcess:
+    """The gateway as `serve` sees it."""
+
+    name = "gateway"
+
+    def __init__(self, settings: GatewaySettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
+        self._telemetry, self._log = telemetry_, log
+        self._router = Router(settings.peers.engine_addresses)
+        self._peers = Peers(settings.peers, self._router, telemetry_, log)
+        self._admission = Admission(settings.limits.max_open_requests)
+        self._pipeline = Pipeline(self._peers, self._router, self._admission, settings.limits, telemetry_)
+        self._servicer = GatewayServicer(self._pipeline, self._peers, self._router, self._admission, settings)
+        self._watch: asyncio.Task[None] | None = None
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Adds the servicer."""
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self._servicer, server)
+        return [FULL_NAME]
+
+    async def start(self) -> None:
+        """Waits for the others, then sends one real generation through all of them."""
+        self._watch = asyncio.create_task(self._peers.engines.watch())
+        await self._peers.wait_until_serving()
+        await self._probe()
+
+    async def _probe(self) -> None:
+        span = self._telemetry.start(names.SPAN_PROBE)
+        ticket = Ticket(span, Stopwatch(time.monotonic_ns()))
+        generation = generation_pb2.Generation(prompt="Hello", max_tokens=2)
+        try:
+            await self._pipeline.run(generation, ticket, _ignore)
+        except errors.HeadraceError as error:
+            raise StartError(f"the first generation failed: {error}") from error
+        finally:
+            self._telemetry.end(span)
+
+    async def failure(self) -> str:
+        """Nothing here fails on its own: peers that are lost come back."""
+        await asyncio.Event().wait()
+        return ""
+
+    async def drain(self) -> None:
+        """Returns when no request is inside."""
+        await self._servicer.idle.wait()
+
+    async def stop(self) -> None:
+        """Leaves every peer."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._peers.close()
+
+
+class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
+    """The public API."""
+
+    def __init__(
+        self, pipeline: Pipeline, peers: Peers, router: Router, admission: Admission, settings: GatewaySettings
+    ) -> None:
+        self._pipeline, self._peers, self._router, self._admission = pipeline, peers, router, admission
+        self._slow_reader_s = settings.limits.slow_reader_s
+        self._inside = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, call: Call) -> gateway_pb2.GenerateResponse:  # noqa: N802
+        """One whole answer."""
+        deltas: list[gateway_pb2.Delta] = []
+
+        async def collect(delta: gateway_pb2.Delta) -> None:
+            deltas.append(delta)
+
+        with self._inside_as(call) as ticket:
+            final = await self._pipeline.run(request.generation, ticket, collect, whole=True)
+        call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
+        answer = gateway_pb2.Answer(
+            text="".join(delta.text for delta in deltas),
+            token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+            logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
+            ending=final.endings[0],
+        )
+        return gateway_pb2.GenerateResponse(
+            answers=[answer],
+            usage=final.usage,
+            timings=final.timings,
+            request_id=final.request_id,
+            trace_id=final.trace_id,
+            model=final.model,
+            metadata=final.metadata,
+        )
+
+    async def GenerateStream(self, request: gateway_pb2.GenerateStreamRequest, call: Call) -> None:  # noqa: N802
+        """Deltas as they come, then the final message."""
+        sequence_number = 0
+
+        async def send(delta: gateway_pb2.Delta) -> None:
+            nonlocal sequence_number
+            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=sequence_number, delta=delta))
+            sequence_number += 1
+
+        with self._inside_as(call) as ticket:
+            final = await self._pipeline.run(request.generation, ticket, send)
+            call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
+            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=sequence_number, final=final))
+
+    async def GenerateSession(self, requests: object, call: Call) -> None:  # noqa: N802
+        """Not built yet."""
+        raise errors.Unimplemented("GenerateSession is not honoured yet")
+
+    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, call: Call) -> gateway_pb2.TokenizeResponse:  # noqa: N802
+        """Ids of a text or chat."""
+        facts = self._router.facts(request.model)
+        kind = request.WhichOneof("input")
+        if kind == "text":
+            validation.check_text_size(len(request.text.encode()), facts.context_length, "text")
+            asked = tokenizer_pb2.EncodeInput(text=request.text)
+        elif kind == "chat":
+            validation.check_chat(request.chat, facts.context_length, "chat")
+            asked = tokenizer_pb2.EncodeInput(chat=request.chat)
+        else:
+            raise errors.InvalidArgument("input is nothing; expected one of text, chat", field="input")
+        response = await self._peers.tokenizer.encode([asked], call.span, call.timeout_s())
+        return gateway_pb2.TokenizeResponse(token_ids=response.encodings[0].ids)
+
+    async def Detokenize(self, request: gateway_pb2.DetokenizeRequest, call: Call) -> gateway_pb2.DetokenizeResponse:  # noqa: N802
+        """Text of ids."""
+        facts = self._router.facts(request.model)
+        validation.check_token_ids(request.token_ids, facts.vocabulary_size, "token_ids")
+        text = await self._peers.tokenizer.decode(
+            request.token_ids, call.span, include_special_tokens=request.include_special_tokens
+        )
+        return gateway_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(self, request: gateway_pb2.ListModelsRequest, call: Call) -> gateway_pb2.ListModelsResponse:  # noqa: N802
+        """What can be asked."""
+        models = [
+            gateway_pb2.Model(
+                name=name,
+                architecture=facts.architecture,
+                context_length=facts.context_length,
+                vocabulary_size=facts.vocabulary_size,
+                dtype=facts.dtype,
+            )
+            for name, facts in sorted(self._router.models().items())
+        ]
+        return gateway_pb2.ListModelsResponse(models=models)
+
+    async def GetStats(self, request: gateway_pb2.GetStatsRequest, call: Call) -> gateway_pb2.GetStatsResponse:  # noqa: N802
+        """What each engine is doing."""
+        engines = list(self._router.engines.values())
+        answers = await asyncio.gather(*(self._peers.engines.stats(engine.address) for engine in engines))
+        states = [
+            gateway_pb2.EngineState(
+                address=engine.address,
+                reachable=stats is not None,
+                model=engine.facts.model if engine.facts else "",
+                stats=stats,
+            )
+            for engine, stats in zip(engines, answers, strict=True)
+        ]
+        return gateway_pb2.GetStatsResponse(engines=states, open_request_count=self._admission.open_count)
+
+    @contextlib.contextmanager
+    def _inside_as(self, call: Call):  # type: ignore[no-untyped-def]
+        """The request's ticket; its ids travel in the trailing metadata however it ends."""
+        ticket = Ticket(call.span, Stopwatch(call.arrival_ns), call.deadline_ns)
+        call.trailing += [(REQUEST_ID_KEY, ticket.request_id), (TRACE_ID_KEY, telemetry.trace_id(call.span))]
+        self._inside += 1
+        self.idle.clear()
+        try:
+            yield ticket
+        except errors.HeadraceError as error:
+            error.request_id = ticket.request_id
+            raise
+        finally:
+            self._inside -= 1
+            if not self._inside:
+                self.idle.set()
+
+    async def _write(self, call: Call, message: gateway_pb2.GenerateStreamResponse) -> None:
+        try:
+            async with asyncio.timeout(self._slow_reader_s):
+                await call.write(message)
+        except TimeoutError:
+            raise errors.ResourceExhausted(
+                f"the reader took nothing for {self._slow_reader_s:g} s", reason=errors.Reason.SLOW_CONSUMER
+            ) from None
+
+
+async def _ignore(delta: gateway_pb2.Delta) -> None:
+    """Takes a delta and does nothing with it."""

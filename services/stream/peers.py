@@ -1,0 +1,162 @@
+"""The engines that this process is attached to: one `Attach` call an engine carries every generation.
+
+With `service`, the only file here that speaks gRPC. A lost engine ends each of its generations at once; the next one
+to be opened attaches anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+from typing import Protocol
+
+import grpc.aio
+
+from headrace import errors
+from headrace.v1 import engine_pb2, engine_pb2_grpc
+from services.common.calls import peer_error
+from services.common.dial import open_channel
+from services.common.logs import Log
+
+
+class Listener(Protocol):
+    """Whoever waits for news of one generation; called on the event loop, must not block."""
+
+    def on_output(self, output: engine_pb2.GenerationOutput) -> None:
+        """New tokens, or the ending."""
+
+    def on_lost(self, error: errors.HeadraceError) -> None:
+        """The engine went away; nothing follows."""
+
+
+class Generation:
+    """One open generation on an attached engine.
+
+    Closing: after its ending or loss every method is a no-op; `cancel` is idempotent.
+    """
+
+    def __init__(self, attachment: Attachment, generation_id: int) -> None:
+        self._attachment, self.generation_id = attachment, generation_id
+
+    def grant(self, credit_count: int) -> None:
+        """Lets the engine generate this many tokens more."""
+        grant = engine_pb2.GrantCredits(generation_id=self.generation_id, credit_count=credit_count)
+        self._attachment.send(self.generation_id, engine_pb2.AttachRequest(grant=grant))
+
+    def cancel(self) -> None:
+        """Tells the engine to end it; its ending still comes."""
+        self._attachment.send(self.generation_id, _cancel(self.generation_id))
+
+    def abandon(self) -> None:
+        """Cancels it and listens no more."""
+        self.cancel()
+        self._attachment.listeners.pop(self.generation_id, None)
+
+
+class Attachment:
+    """One `Attach` call to one engine, from its first generation until the engine is lost or we stop."""
+
+    def __init__(self, address: str, log: Log) -> None:
+        self.address = address
+        self.listeners: dict[int, Listener] = {}
+        self.lost = False
+        self._log = log
+        self._ids = itertools.count(1)
+        self._commands: asyncio.Queue[engine_pb2.AttachRequest] = asyncio.Queue()
+        self._channel = open_channel(address)
+        # An empty context: nothing of the request that happened to come first may stick to this task.
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+
+    def open(self, command: engine_pb2.OpenGeneration, listener: Listener) -> Generation:
+        """Starts a generation; `command.generation_id` is set here."""
+        command.generation_id = next(self._ids)
+        self.listeners[command.generation_id] = listener
+        self.send(command.generation_id, engine_pb2.AttachRequest(open=command))
+        return Generation(self, command.generation_id)
+
+    def send(self, generation_id: int, command: engine_pb2.AttachRequest) -> None:
+        """Queues a command of an open generation; dropped if it has ended."""
+        if generation_id in self.listeners:
+            self._commands.put_nowait(command)
+
+    async def close(self) -> None:
+        """Ends the call; its generations are lost."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        stub = engine_pb2_grpc.EngineServiceStub(self._channel)
+        call = stub.Attach()
+        error: errors.HeadraceError = errors.Unavailable(f"lost the engine at {self.address}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(call))
+                try:
+                    async for response in call:
+                        self._dispatch(response)
+                finally:
+                    writer.cancel()
+        except* grpc.aio.AioRpcError as failures:
+            error = peer_error(_first(failures), f"engine at {self.address}")
+        except* asyncio.InvalidStateError:  # a write after the call had ended
+            pass
+        finally:
+            self.lost = True
+            call.cancel()
+            self._log.warning("engine lost", address=self.address, generations=len(self.listeners), reason=str(error))
+            listeners, self.listeners = self.listeners, {}
+            for listener in listeners.values():
+                listener.on_lost(error)
+            await self._channel.close()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+        while True:
+            await call.write(await self._commands.get())
+
+    def _dispatch(self, response: engine_pb2.AttachResponse) -> None:
+        for output in response.outputs:
+            listener = self.listeners.get(output.generation_id)
+            if listener is None:
+                continue
+            if output.HasField("ending"):
+                del self.listeners[output.generation_id]
+            try:
+                listener.on_output(output)
+            except Exception as error:  # noqa: BLE001 - one answer's fault must not end the others
+                self._log.error("relay failed", generation_id=output.generation_id, exc_info=error)
+                self.send(output.generation_id, _cancel(output.generation_id))
+                self.listeners.pop(output.generation_id, None)
+                listener.on_lost(errors.Internal("the answer could not be turned into text"))
+
+
+class Engines:
+    """Attachments by address."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._attachments: dict[str, Attachment] = {}
+
+    def at(self, address: str) -> Attachment:
+        """The attachment to an engine, made where there is none."""
+        attachment = self._attachments.get(address)
+        if attachment is None or attachment.lost:
+            attachment = self._attachments[address] = Attachment(address, self._log)
+        return attachment
+
+    async def close(self) -> None:
+        """Ends every attachment."""
+        await asyncio.gather(*(attachment.close() for attachment in self._attachments.values()))
+
+
+def _cancel(generation_id: int) -> engine_pb2.AttachRequest:
+    return engine_pb2.AttachRequest(cancel=engine_pb2.CancelGeneration(generation_id=generation_id))
+
+
+def _first(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, grpc.aio.AioRpcError):
+        raise TypeError(type(error))
+    return error
