@@ -1,0 +1,1 @@
+"""The tokenizer process: text and chats to token ids, and back."""

@@ -18,15 +18,17 @@ class InputError(ValueError):
     """An input that cannot be encoded. Never holds the input's text.
 
     Attributes:
-        field: the path of what is at fault within the input, such as "messages[1].role"; "" is the input itself.
+        field: the path of what is at fault within the input, such as "messages[1].role"; "" is all of it.
+        index: which of the inputs of one call.
     """
 
     def __init__(self, message: str, field: str = "") -> None:
         super().__init__(message)
         self.field = field
+        self.index = 0
 
 
-class InputTooLarge(InputError):  # noqa: N818 - reads as the fact it states
+class InputTooLarge(InputError):
     """More bytes than `max_input_bytes`."""
 
 
@@ -34,7 +36,7 @@ class TemplateError(InputError):
     """The chat template raised; the message is its own where it calls `raise_exception`."""
 
 
-class UnknownTokenId(InputError):  # noqa: N818
+class UnknownTokenId(InputError):
     """A token id below 0 or not below the vocabulary's size."""
 
 
@@ -132,9 +134,7 @@ def check_size(item: EncodeInput, max_bytes: int) -> int:
             except UnicodeEncodeError:
                 raise InputError("the text holds surrogates, which cannot be encoded") from None
     if size > max_bytes:
-        raise InputTooLarge(
-            f"the input has at least {size} bytes; the limit is {max_bytes} (16 for each token of the context)"
-        )
+        raise InputTooLarge(f"the input has at least {size} bytes; the limit is {max_bytes}")
     return size
 
 

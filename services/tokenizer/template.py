@@ -73,7 +73,7 @@ class ChatTemplate:
             if source is None:
                 return None
             if not isinstance(source, str):
-                raise ValueError("the chat template is not text")  # noqa: TRY004 - a file's content, not an argument
+                raise ValueError("the chat template is not text")
             return cls(source, named_tokens, **limits)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} has no usable chat template: {error}") from error

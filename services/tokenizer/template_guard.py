@@ -17,10 +17,11 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_INTEGER_ARGUMENT = 100_000
 _MAX_INTEGER_BITS = 4096
@@ -31,7 +32,7 @@ _LEFT_OUT_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "
 _WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)")
 
 
-class LimitExceeded(Exception):  # noqa: N818 - reads as the fact it states
+class LimitExceeded(Exception):
     """A rendering used up its lines, its processor time or its characters."""
 
 
@@ -91,7 +92,6 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _Generation])
         self._current = threading.local()
-        self.concat = self._concat
         for name in _LEFT_OUT_FILTERS:
             del self.filters[name]
         for name, function in list(self.filters.items()):
@@ -114,7 +114,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         if allowance is not None:  # None: constants being folded while a template is compiled
             allowance.take_characters(count)
 
-    def _concat(self, parts: Iterable[str]) -> str:
+    def concat(self, parts: Iterable[str]) -> str:
         """Join like "".join; also what macros, set blocks and the whole rendering end in."""
         kept = []
         for part in parts:
@@ -143,7 +143,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("a format with a wide field is not allowed")
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call what the sandbox allows, with arguments of sane size."""
         self._check_arguments(getattr(obj, "__name__", ""), (getattr(obj, "__self__", None), *args), kwargs)
         return super().call(context, obj, *args, **kwargs)
