@@ -126,8 +126,8 @@ def _load(
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             inner = typing.cast("type", kind)
-            default = field.default if dataclasses.is_dataclass(field.default) else None
-            values[field.name] = _load(inner, environ, tables, _section_of(inner, section), problems, known, default)
+            base = field.default if dataclasses.is_dataclass(field.default) else None
+            values[field.name] = _load(inner, environ, tables, _section_of(inner, section), problems, known, base)
             continue
         name = variable_name(section, field.name)
         known.add(name)

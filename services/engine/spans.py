@@ -42,7 +42,7 @@ def _record_phases(telemetry_: telemetry.Telemetry, span: Span, usage: RequestUs
         error="" if scheduled else failed,
     )
     if scheduled:
-        attributes = {
+        attributes: dict[str, telemetry.AttributeValue] = {
             names.TOKENS: usage.prompt_token_count,
             names.CACHED_TOKENS: usage.cached_token_count,
             names.CHUNKS: clock.prefill_chunk_count,

@@ -92,7 +92,7 @@ class Pipeline:
         answer = gateway_pb2.Final(
             endings=final.endings,
             usage=final.usage,
-            timings=stage_timings(watch, encode_timings, first, final),
+            timings=stage_timings(watch, encode_timings, first, final, whole=whole),
             request_id=generation.request_id or ticket.request_id,
             trace_id=telemetry.trace_id(ticket.span),
             model=facts.model,

@@ -30,19 +30,24 @@ def stage_timings(
     encode: tokenizer_pb2.EncodeTimings | None,
     first: stream_pb2.FirstTokenTimings,
     final: stream_pb2.DeliverFinal,
+    *,
+    whole: bool,
 ) -> timings_pb2.StageTimings:
     """The receipt of a request that ended well.
+
+    Of an answer that was sent whole nothing was handed over at its first token: its time to first token is the sum of
+    the stages until the token was in the stream process, and the gateway's hop is accounted for at the end.
 
     Args:
         watch: the gateway's moments, all reached (`encoded` equals `admitted` where nothing was encoded).
         encode: the tokenizer's account, None where nothing was encoded.
         first: the relay's account up to the first token.
         final: the relay's and the engine's whole accounts.
+        whole: the answer was sent at once, at its end.
     """
     engine = final.engine_timings
     timings = timings_pb2.StageTimings(
         total_ns=watch.finished - watch.arrived,
-        time_to_first_token_ns=watch.first_sent - watch.arrived,
         admit_ns=watch.admitted - watch.arrived,
         tokenize_ns=encode.total_ns if encode else 0,
         tokenize_wait_ns=encode.wait_ns if encode else 0,
@@ -66,18 +71,23 @@ def stage_timings(
         detokenize_ns=final.relay_timings.detokenize_ns,
         send_blocked_ns=final.relay_timings.send_blocked_ns,
     )
+    hop_ns = (
+        watch.final_received - watch.routed - final.relay_timings.total_ns
+        if whole
+        else watch.first_received - watch.routed - first.total_ns
+    )
     timings.transit_ns = (
         (watch.encoded - watch.admitted - timings.tokenize_ns)  # gateway - tokenizer
-        + (watch.first_received - watch.routed - first.total_ns)  # gateway - stream
+        + hop_ns  # gateway - stream
         + (first.engine_hop_ns - first.engine_ns)  # stream - engine
     )
     timings.first_delivery_ns = (
         (first.engine_ns - first.queue_ns - first.prefill_ns)  # sampled, to published by the engine
         + (first.total_ns - first.engine_hop_ns)  # into text and out of the stream process
-        + (watch.first_sent - watch.first_received)  # out of the gateway
+        + (0 if whole else watch.first_sent - watch.first_received)  # out of the gateway
     )
     timings.tail_ns = final.relay_timings.tail_ns + (watch.finished - watch.final_received)
-    timings.residual_ns = timings.total_ns - (
+    until_first_ns = (
         timings.admit_ns
         + timings.tokenize_ns
         + timings.route_ns
@@ -85,7 +95,7 @@ def stage_timings(
         + timings.queue_ns
         + timings.prefill_ns
         + timings.first_delivery_ns
-        + timings.decode_ns
-        + timings.tail_ns
     )
+    timings.time_to_first_token_ns = until_first_ns if whole else watch.first_sent - watch.arrived
+    timings.residual_ns = timings.total_ns - until_first_ns - timings.decode_ns - timings.tail_ns
     return timings

@@ -61,6 +61,7 @@ class Attachment:
         self.address = address
         self.listeners: dict[int, Listener] = {}
         self.lost = False
+        self._closing = False
         self._log = log
         self._ids = itertools.count(1)
         self._commands: asyncio.Queue[engine_pb2.AttachRequest] = asyncio.Queue()
@@ -82,6 +83,7 @@ class Attachment:
 
     async def close(self) -> None:
         """Ends the call; its generations are lost."""
+        self._closing = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -104,7 +106,8 @@ class Attachment:
         finally:
             self.lost = True
             call.cancel()
-            self._log.warning("engine lost", address=self.address, generations=len(self.listeners), reason=str(error))
+            if not self._closing:
+                self._log.warning("engine lost", address=self.address, open=len(self.listeners), reason=str(error))
             listeners, self.listeners = self.listeners, {}
             for listener in listeners.values():
                 listener.on_lost(error)

@@ -218,7 +218,8 @@ def _delta(piece: Piece, delivery: Delivery, call: Call, *, include_ids: bool) -
     engine = delivery.first_token_timings
     if engine is not None:
         delivery.first_token_timings = None
-        delta.first_token_timings.total_ns = time.monotonic_ns() - call.arrival_ns
+        reached_ns = delivery.first_output_ns if delivery.relay.whole else time.monotonic_ns()
+        delta.first_token_timings.total_ns = reached_ns - call.arrival_ns
         delta.first_token_timings.engine_hop_ns = delivery.first_output_ns - delivery.opened_ns
         delta.first_token_timings.engine_ns = engine.total_ns
         delta.first_token_timings.queue_ns = engine.queue_ns

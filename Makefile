@@ -1,0 +1,50 @@
+# Everything a newcomer, CI and a developer run. `make help` lists it.
+SHELL := bash
+PY := .venv/bin/python
+READY := .venv/.ready
+
+.PHONY: help setup run up test lint format protos breaking bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml
+	@command -v python3 >/dev/null || { echo "headrace: python3 (3.11 or newer) is needed"; exit 1; }
+	@echo "setting up .venv (first time: a few minutes)"
+	@test -x $(PY) || python3 -m venv .venv
+	@.venv/bin/pip install --quiet --disable-pip-version-check -e '.[services,engine,import,dev]'
+	@touch $@
+
+setup: $(READY) ## the virtual environment with everything in it
+
+run: setup ## start the four processes, ask one question, stream the answer, stop
+	@.venv/bin/headrace up --ask "What is the capital of France? Answer in one sentence."
+
+up: setup ## serve on 127.0.0.1:50050 until Ctrl-C
+	@.venv/bin/headrace up
+
+test: setup ## every test that CI runs
+	@.venv/bin/pytest
+
+lint: setup ## formatting, lint, types, contract
+	@.venv/bin/ruff format --check .
+	@.venv/bin/ruff check .
+	@.venv/bin/mypy
+	@cd protos && ../.venv/bin/buf lint && ../.venv/bin/buf format --diff --exit-code
+	@$(MAKE) --no-print-directory breaking
+
+format: setup ## rewrite files in the house format
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix . && cd protos && ../.venv/bin/buf format --write
+
+protos: setup ## regenerate headrace/v1 from protos/
+	@$(PY) -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. --grpc_python_out=. protos/headrace/v1/*.proto
+
+breaking: $(READY) ## compare the contract with protos/baseline.binpb
+	@.venv/bin/buf breaking protos --against protos/baseline.binpb
+
+bench: setup ## W1 in process, then through the four processes
+	@.venv/bin/headrace bench offline --workload w1
+	@.venv/bin/headrace bench offline --workload w1 --pipeline
+
+clean: ## remove what was built; the model cache stays
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/node_modules

@@ -1,0 +1,20 @@
+"""Settings of the tokenizer process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.common.logs import LogSettings
+from services.common.models import ModelSettings
+from services.common.serve import ServerSettings
+from services.common.telemetry import TelemetrySettings
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """Everything that the tokenizer process can be told."""
+
+    server: ServerSettings = ServerSettings(port=50051)
+    model: ModelSettings = ModelSettings()
+    trace: TelemetrySettings = TelemetrySettings()
+    log: LogSettings = LogSettings()
