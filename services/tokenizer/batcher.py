@@ -17,6 +17,8 @@ from services.tokenizer.inputs import ChatInput, EncodeInput, InputError, TextIn
 from services.tokenizer.lane import BatcherClosed, Encoded, Job, Lane, Worked
 from services.tokenizer.vocabulary import Vocabulary
 
+__all__ = ["BatcherClosed", "EncodeBatcher", "EncodeFailed", "Encoded", "QueueFull"]
+
 
 class QueueFull(Exception):
     """Too much is waiting already; the caller may retry."""

@@ -15,6 +15,7 @@ as the second. Where even that fails, the input is refused.
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from services.tokenizer.inputs import ChatInput, TemplateError, Turn, check_chat
 from services.tokenizer.template import ChatTemplate
@@ -38,6 +39,18 @@ class ChatRenderer:
         self._control = sorted((added.text for added in self._added if added.stand_in), key=len, reverse=True)
         characters = sorted({character for text in self._control for character in _marking(text)})
         self._to_surrogate = {character: chr(_FIRST_SURROGATE + place) for place, character in enumerate(characters)}
+
+    @classmethod
+    def load(cls, directory: Path, vocabulary: Vocabulary) -> "ChatRenderer | None":
+        """Read the template of a model's directory; None if the model has none.
+
+        Raises:
+            ValueError: the template is not valid; the message names the file.
+        """
+        # a template copies a text a few times on its way out, each copy counts
+        characters = 1_000_000 + 32 * vocabulary.facts.max_input_bytes
+        template = ChatTemplate.load(directory, vocabulary.named_tokens, max_characters=characters)
+        return None if template is None else cls(vocabulary, template)
 
     def render(self, chat: ChatInput) -> str:
         """Return the rendered chat for `Vocabulary.encode_marked`.

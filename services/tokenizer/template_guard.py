@@ -122,6 +122,10 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             kept.append(part)
         return "".join(kept)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Give `str.format` no special treatment, so that it is refused like its kin."""
+        return None
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Refuse string methods that build huge strings in one step."""
         if isinstance(obj, str) and attr in _LEFT_OUT_METHODS:

@@ -71,9 +71,7 @@ def test_a_gguf_file_is_converted_once_and_then_found(tmp_path: Path, conversion
     assert import_model(source) == first
     assert conversions == [source]
     assert json.loads((first / "headrace.json").read_text()) == {"source": str(source)}
-    assert [entry.name for entry in models_dir().iterdir() if not entry.name.endswith(".lock")] == [
-        "my-model.q4"
-    ]
+    assert [entry.name for entry in models_dir().iterdir() if not entry.name.endswith(".lock")] == ["my-model.q4"]
 
 
 def test_two_imports_at_once_do_the_work_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +91,7 @@ def test_two_imports_at_once_do_the_work_once(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(gguf_import, "convert_in_subprocess", convert)
     found: list[Path] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(import_model(source, progress=progress))) for _ in "ab"
-    ]
+    threads = [threading.Thread(target=lambda: found.append(import_model(source, progress=progress))) for _ in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -238,9 +234,7 @@ def test_a_truncated_gguf_file_is_a_clear_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_cache_that_cannot_be_made_names_the_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_made_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ImportFailed, match="HEADRACE_CACHE"):

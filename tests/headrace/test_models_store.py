@@ -147,9 +147,7 @@ def test_every_shard_of_an_index_must_be_there_and_whole(tmp_path: Path) -> None
         ({"hidden_size": "4"}, "hidden_size"),
     ],
 )
-def test_a_config_that_cannot_be_served_says_why(
-    tmp_path: Path, change: dict[str, object], said: str
-) -> None:
+def test_a_config_that_cannot_be_served_says_why(tmp_path: Path, change: dict[str, object], said: str) -> None:
     write_model(tmp_path, **change)
     with pytest.raises(ModelBroken, match=said):
         validate(tmp_path)
