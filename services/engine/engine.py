@@ -67,6 +67,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be positive")
+        if self.max_model_len == 1:
+            raise ValueError("max_model_len is 1; a prompt and an answer need at least 2")
         if self.dtype not in ("auto", *_DTYPES):
             raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {' or '.join(_DTYPES)}")
         if self.kernels not in _KERNELS:
@@ -281,7 +283,7 @@ class Engine:
         Raises:
             RuntimeError: the generation failed, so the engine is not fit to serve.
         """
-        length = min(32, self.limits.context_length - 1, self.limits.kv_token_capacity)
+        length = min(32, self.limits.context_length, self.limits.kv_token_capacity) - 1
         counters = replace(self._scheduler.counters)
         request = Request(
             _WARM_UP_ID,

@@ -66,15 +66,15 @@ class WaitingLine:
         """True when the request has waited longer than its class's bound."""
         return now_ns - _waiting_since(request) >= self._policy.bound_ns[request.priority]
 
-    def _place(self, request: Request, now_ns: int) -> tuple[int, float, float, int]:
+    def _place(self, request: Request, now_ns: int) -> tuple[int, float, float, int, int]:
         since = _waiting_since(request)
         if self.overdue(request, now_ns):
-            return (0, float(since), 0.0, request.request_id)
+            return (0, float(since), 0.0, 0, request.request_id)
         uncached = max(1, request.token_count - request.predicted_cached_count)
         service_ns = uncached * self._policy.token_service_ns
         ratio = (now_ns - since + service_ns) / service_ns
         rank = 2.0 * request.priority + (request.preempted_since_ns == 0)
-        return (1, rank, -ratio, request.request_id)
+        return (1, rank, -ratio, uncached, request.request_id)
 
 
 def _waiting_since(request: Request) -> int:
