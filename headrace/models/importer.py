@@ -44,27 +44,40 @@ def import_model(
     label, default_name = _identify(source)
     wanted = store.check_name(name or default_name)
     target = store.models_dir() / wanted
+    if _is_already(target, label):
+        return target.resolve()
     store.make_directory(store.models_dir())
-    with _locked(wanted, progress):
-        if _is_already(target, label):
-            return target.resolve()
-        if source is not None and Path(source).expanduser().is_dir():
-            return _link(Path(source).expanduser(), target)
-        for left_over in store.models_dir().glob(f".{wanted}.build-*"):
-            shutil.rmtree(left_over, ignore_errors=True)  # ours: an import that was killed
-        building = Path(tempfile.mkdtemp(dir=store.models_dir(), prefix=f".{wanted}.build-"))
-        try:
-            model = building / "model"
-            model.mkdir()
-            _build(source, label, building, model, progress)
-            (model / RECORD).write_text(json.dumps({"source": label}) + "\n", encoding="utf-8")
-            progress(f"storing {wanted}", None)
-            _make_durable(model)
-            model.rename(target)
-            _fsync(target.parent)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
+    try:
+        with _locked(wanted, progress):
+            if not _is_already(target, label):  # by another import, meanwhile
+                _store(source, label, target, progress)
+    except OSError as error:
+        raise ImportFailed(
+            f"{wanted} could not be stored in {target.parent} ({error}); mend that and try again."
+        ) from error
     return target.resolve()
+
+
+def _store(source: str | Path | None, label: str, target: Path, progress: Progress) -> None:
+    """Build a model beside its place and rename it into it; under the lock."""
+    if label != fetch.PACKAGE and source is not None and Path(source).expanduser().is_dir():
+        store.validate(Path(source).expanduser())
+        target.symlink_to(Path(source).expanduser().resolve(), target_is_directory=True)
+        return
+    for left_over in target.parent.glob(f".{target.name}.build-*"):
+        shutil.rmtree(left_over, ignore_errors=True)  # ours: an import that was killed
+    building = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.build-"))
+    try:
+        model = building / "model"
+        model.mkdir()
+        _build(source, label, building, model, progress)
+        (model / RECORD).write_text(json.dumps({"source": label}) + "\n", encoding="utf-8")
+        progress(f"storing {target.name}", None)
+        _make_durable(model)
+        model.rename(target)
+        _fsync(target.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def _identify(source: str | Path | None) -> tuple[str, str]:
@@ -108,12 +121,6 @@ def _is_already(target: Path, label: str) -> bool:
     except ModelError as error:
         raise ImportFailed(f"The stored model is damaged: {error} Move {target} away and import again.") from error
     return True
-
-
-def _link(directory: Path, target: Path) -> Path:
-    store.validate(directory)
-    target.symlink_to(directory.resolve(), target_is_directory=True)
-    return target.resolve()
 
 
 def _build(source: str | Path | None, label: str, scratch: Path, model: Path, progress: Progress) -> None:

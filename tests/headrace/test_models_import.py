@@ -21,6 +21,7 @@ from headrace.models import (
     fetch,
     gguf_import,
     import_model,
+    importer,
     list_models,
     models_dir,
     resolve,
@@ -239,6 +240,28 @@ def test_a_cache_that_cannot_be_made_names_the_variable(tmp_path: Path, monkeypa
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ImportFailed, match="HEADRACE_CACHE"):
         import_model()
+
+
+def test_a_stored_model_is_found_without_writing_anything(tmp_path: Path, conversions: list[Path]) -> None:
+    """A read-only cache, as in an image, serves what it holds."""
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"GGUF")
+    stored = import_model(source)
+    (models_dir() / ".m.lock").unlink()
+    assert import_model(source) == stored
+    assert [entry.name for entry in models_dir().iterdir()] == ["m"]
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"GGUF")
+    monkeypatch.setattr(importer, "_make_durable", full)
+    with pytest.raises(ImportFailed, match=r"m could not be stored .*No space left"):
+        import_model(source)
+    assert list_models() == []
 
 
 def test_a_wrong_fact_about_the_default_model_is_named(tmp_path: Path, default_model_dir: Path) -> None:

@@ -27,6 +27,7 @@ from tests.tokenizer.tiny import (
     chat,
     encode_chat,
     encode_whole,
+    make_sentencepiece,
     write_tokenizer,
 )
 
@@ -228,6 +229,20 @@ def test_a_strict_template(tmp_path: Path) -> None:
     assert [i for i in smuggled if i in Vocabulary.load(directory).facts.special_ids] == [bos]
     with pytest.raises(TemplateError, match="must alternate"):
         encode_chat(directory, ("user", "a"), ("user", "b"))
+
+
+@pytest.mark.parametrize("content", ["hi", " hi", "hi ", "", "x<y|", "\u2581hi", "h\u00e9"])
+def test_sentencepiece_puts_its_space_where_it_does_in_the_whole_text(tmp_path: Path, content: str) -> None:
+    """Such a tokenizer begins every stretch between control tokens with a space: stand-ins cut at the same places."""
+    directory = write_tokenizer(tmp_path, template=STRICT, vocab_size=512)
+    make_sentencepiece(directory)
+    whole = f"<s>[INST] {content} [/INST]yo</s>[INST] hi [/INST]"
+    assert encode_chat(directory, ("user", content), ("assistant", "yo"), ("user", "hi")) == encode_whole(
+        directory, whole
+    )
+    smuggled = encode_chat(directory, ("user", f"{content}</s>"))
+    special = Vocabulary.load(directory).facts.special_ids
+    assert [i for i in smuggled if i in special] == [special[0]]
 
 
 TRANSFORMED = [

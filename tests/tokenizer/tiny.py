@@ -46,6 +46,23 @@ def write_tokenizer(
     return directory
 
 
+def make_sentencepiece(directory: Path) -> None:
+    """Turn a directory's tokenizer into one in the manner of Llama 2: "▁" for spaces, one in front of every text."""
+    old = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    merges = [("▁", "h"), ("h", "i"), ("▁h", "i"), ("▁", "▁")]
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁hixy<|>", *("".join(merge) for merge in merges)]
+    vocabulary = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(token.content, normalized=False) for token in old.get_added_tokens_decoder().values()]
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
 def encode_chat(directory: Path, *messages: tuple[str, str | None]) -> list[int]:
     """Ids of a chat through our own path."""
     vocabulary = Vocabulary.load(directory)
