@@ -19,8 +19,6 @@ from pathlib import Path
 from headrace.models import fetch, gguf_import, store
 from headrace.models.errors import ImportFailed, ModelError, ModelNotFound, Progress
 
-RECORD = "headrace.json"  # in an imported directory: where it came from
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*")
 
@@ -71,7 +69,7 @@ def _store(source: str | Path | None, label: str, target: Path, progress: Progre
         model = building / "model"
         model.mkdir()
         _build(source, label, building, model, progress)
-        (model / RECORD).write_text(json.dumps({"source": label}) + "\n", encoding="utf-8")
+        (model / store.RECORD).write_text(json.dumps({"source": label}) + "\n", encoding="utf-8")
         progress(f"storing {target.name}", None)
         _make_durable(model)
         model.rename(target)
@@ -109,7 +107,7 @@ def _is_already(target: Path, label: str) -> bool:
         held = str(target.resolve())
     else:
         try:
-            held = str(store.read_json(target / RECORD).get("source"))
+            held = str(store.read_json(target / store.RECORD).get("source"))
         except ModelError:
             held = "something that was not imported here"
     if held != label:

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.models.errors import ImportFailed, ModelBroken, ModelError, ModelNotFound
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+RECORD = "headrace.json"  # in an imported directory: {"source": where it came from}
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -72,7 +73,7 @@ def check_name(name: str) -> str:
 
 
 def resolve(model: str | Path = DEFAULT_MODEL) -> Path:
-    """Return the directory of a model given as a directory or as a stored name.
+    """Return the directory of a model given as a directory, as a stored name, or as the hub id it came from.
 
     Raises:
         ModelNotFound: neither a directory with a config.json nor a name in the store.
@@ -95,6 +96,8 @@ def resolve(model: str | Path = DEFAULT_MODEL) -> Path:
             )
     elif _NAME.fullmatch(str(model)) and (models_dir() / str(model)).is_dir():
         found = models_dir() / str(model)
+    elif (imported := _imported_from_hub(str(model))) is not None:
+        found = imported
     else:
         raise ModelNotFound(_not_found(str(model)))
     read_json(found / "config.json")
@@ -199,6 +202,18 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ModelBroken(f"{file} holds a JSON {type(loaded).__name__}; expected an object.")
     return loaded
+
+
+def _imported_from_hub(hub_id: str) -> Path | None:
+    """Return the stored model that was imported from `hub_id` under its usual name."""
+    owner, slash, name = hub_id.partition("/")
+    if not (owner and slash and _NAME.fullmatch(name)):
+        return None
+    directory = models_dir() / name.lower()
+    try:
+        return directory if read_json(directory / RECORD).get("source") == hub_id else None
+    except ModelBroken:
+        return None
 
 
 def _describe(name: str) -> ModelInfo:

@@ -164,6 +164,15 @@ def test_a_hub_failure_is_one_sentence_with_the_command(monkeypatch: pytest.Monk
     assert list_models() == []
 
 
+def test_a_hub_model_is_found_by_its_name_and_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", lambda _id, local_dir, **_: write_model(local_dir))
+    stored = import_model("owner/Thing-1B")
+    assert stored == resolve("thing-1b") == resolve("owner/Thing-1B") == import_model("owner/Thing-1B")
+    with pytest.raises(ModelNotFound, match="headrace model import other/Thing-1B"):
+        resolve("other/Thing-1B")
+
+
 def test_the_default_model_comes_from_a_cached_wheel_without_network(
     conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
