@@ -1,8 +1,11 @@
 """Fixtures that every test may use."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpc is imported: its notes would mix with pytest's
 
 from headrace.models import DEFAULT_MODEL, ModelNotFound, import_model, resolve
 

@@ -30,7 +30,6 @@ from services.tokenizer.inputs import (
     TextPart,
 )
 from services.tokenizer.settings import TokenizerSettings
-from services.tokenizer.template import ChatTemplate
 from services.tokenizer.vocabulary import Vocabulary
 
 FULL_NAME = "headrace.v1.TokenizerService"
@@ -61,10 +60,10 @@ class TokenizerProcess:
         """Loads the tokenizer and encodes a word."""
         directory = self._settings.model.directory()
         try:
-            vocabulary, template = await asyncio.to_thread(_load, directory)
+            vocabulary, renderer = await asyncio.to_thread(_load, directory)
         except (ValueError, OSError) as error:
             raise StartError(str(error)) from error
-        await self._servicer.begin(vocabulary, template)
+        await self._servicer.begin(vocabulary, renderer)
 
     async def failure(self) -> str:
         """Nothing here fails on its own."""
@@ -80,9 +79,9 @@ class TokenizerProcess:
         await self._servicer.end()
 
 
-def _load(directory: Path) -> tuple[Vocabulary, ChatTemplate | None]:
+def _load(directory: Path) -> tuple[Vocabulary, ChatRenderer | None]:
     vocabulary = Vocabulary.load(directory)
-    return vocabulary, ChatTemplate.load(directory, vocabulary.named_tokens)
+    return vocabulary, ChatRenderer.load(directory, vocabulary)
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
@@ -97,10 +96,9 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self.idle = asyncio.Event()
         self.idle.set()
 
-    async def begin(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+    async def begin(self, vocabulary: Vocabulary, renderer: ChatRenderer | None) -> None:
         """Starts the encoding threads."""
-        renderer = ChatRenderer(vocabulary, template) if template is not None else None
-        self._has_template = template is not None
+        self._has_template = renderer is not None
         self._vocabulary, batcher = vocabulary, EncodeBatcher(vocabulary, renderer)
         await batcher.start()
         self._batcher = batcher

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from headrace import Client
-from headrace.cli.pipeline import Plan, PipelineOptions, running
+from headrace.cli.pipeline import PipelineOptions, Plan, running
 from headrace.cli.supervisor import Supervisor
 from headrace.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
 from tests.pipeline.otlp import Receiver

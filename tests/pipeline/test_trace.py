@@ -60,7 +60,7 @@ def test_the_callers_trace_is_continued(pipeline):
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_receipt_sums(pipeline, streamed):
-    """Sequential stages sum to the time to first token, and with decode and tail to the whole, within max(2 ms, 2 %)."""
+    """Stages sum to the time to first token, and with decode and tail to the whole, within max(2 ms, 2 %)."""
     with pipeline.client() as client:
         began = time.monotonic_ns()
         question = {"messages": [("user", "Count to ten.")], "temperature": 0, "max_tokens": 24}
