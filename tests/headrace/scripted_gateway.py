@@ -54,7 +54,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.asked = asyncio.Event()
         self.ended: asyncio.Queue[str] = asyncio.Queue()
 
-    async def Generate(self, request: Any, context: Any) -> gateway_pb2.GenerateResponse:  # noqa: N802
+    async def Generate(self, request: Any, context: Any) -> gateway_pb2.GenerateResponse:
         await self._take(request, context)
         if self.endless:
             await self._forever()
@@ -62,7 +62,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         answer = gateway_pb2.Answer(text="".join(self.texts), ending=ending, token_ids=[5, 6, 2])
         return gateway_pb2.GenerateResponse(answers=[answer], **self._rest(request))
 
-    async def GenerateStream(self, request: Any, context: Any) -> None:  # noqa: N802
+    async def GenerateStream(self, request: Any, context: Any) -> None:
         await self._take(request, context, later=True)
         how = "cancelled"
         try:
@@ -83,19 +83,19 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         finally:
             self.ended.put_nowait(how)
 
-    async def Tokenize(self, request: Any, context: Any) -> gateway_pb2.TokenizeResponse:  # noqa: N802
+    async def Tokenize(self, request: Any, context: Any) -> gateway_pb2.TokenizeResponse:
         await self._take(request, context)
         return gateway_pb2.TokenizeResponse(token_ids=[1, 2, 3])
 
-    async def Detokenize(self, request: Any, context: Any) -> gateway_pb2.DetokenizeResponse:  # noqa: N802
+    async def Detokenize(self, request: Any, context: Any) -> gateway_pb2.DetokenizeResponse:
         await self._take(request, context)
         return gateway_pb2.DetokenizeResponse(text="abc")
 
-    async def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:  # noqa: N802
+    async def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
         await self._take(request, context)
         return gateway_pb2.ListModelsResponse(models=[gateway_pb2.Model(name="tiny", context_length=64)])
 
-    async def GetStats(self, request: Any, context: Any) -> gateway_pb2.GetStatsResponse:  # noqa: N802
+    async def GetStats(self, request: Any, context: Any) -> gateway_pb2.GetStatsResponse:
         await self._take(request, context)
         stats = engine_pb2.EngineStats(running_count=2, kv_total_block_count=10, kv_free_block_count=4)
         up = gateway_pb2.EngineState(address="127.0.0.1:1", reachable=True, model="tiny", stats=stats)
