@@ -115,7 +115,7 @@ def make_engine(path: Path, clock: Any = None, *, nan_pool: bool = True, **chang
         "kv_blocks": 64,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
-        "threads": 2,
+        "threads": 1,
     }
     config = EngineConfig(path, **{**values, **changes})
     engine = Engine.load(config) if clock is None else Engine.load(config, clock)

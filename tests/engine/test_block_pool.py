@@ -97,7 +97,7 @@ def test_flush_forgets_names_of_used_and_cached_blocks() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_ten_thousand_random_operations_keep_every_invariant(seed: int) -> None:
     """Free + cached + used is the total, counts are never negative, and a naive model agrees."""
-    draw = random.Random(seed)  # noqa: S311 - not a secret
+    draw = random.Random(seed)
     pool = BlockPool(24)
     references: dict[int, int] = {}
     names: dict[int, bytes] = {}

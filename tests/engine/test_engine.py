@@ -70,7 +70,7 @@ def test_preemption_changes_no_answer(model: Path) -> None:
 
 def test_random_company_cancels_and_pauses_change_no_answer(model: Path) -> None:
     """Shared prefixes on 24 blocks, random aborts and credits: what finishes equals what it is alone."""
-    draw = random.Random(1)  # noqa: S311 - not a secret
+    draw = random.Random(1)
     engine = make_engine(model, kv_blocks=24, max_num_seqs=5)
     prompts = [[draw.randrange(97) for _ in range(60)] for _ in range(3)]
     made: dict[int, Any] = {}
