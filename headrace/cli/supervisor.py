@@ -8,6 +8,7 @@ handed on line by line. One thread a program reads, one waits; events meet in on
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
@@ -219,18 +220,24 @@ class Supervisor:
 
 
 _CANNOT_GO_ON = re.compile(r"cannot go on\b.*?\breason=(?P<reason>.*?)(?:\s+service=\S+)?$")
-_JSON_REASON = re.compile(r'"reason": ?"(?P<reason>(?:[^"\\]|\\.)*)"')
 
 
 def reason_of(name: str, lines: Sequence[str]) -> str:
     """Why a process says that it ended: its "cannot go on", else its bad settings, else its last line."""
     for line in reversed(lines):
         if "cannot go on" in line:
-            match = _CANNOT_GO_ON.search(line) or _JSON_REASON.search(line)
-            return match["reason"].strip("'\"") if match else line
+            return _reason_in(line)
     prefix = f"headrace {name}: "
     problems = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     return "; ".join(problems) or next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _reason_in(line: str) -> str:
+    """The reason in a log line of either format."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["reason"])
+    match = _CANNOT_GO_ON.search(line)
+    return match["reason"].strip("'\"") if match else line
 
 
 def _signal(child: _Child, number: signal.Signals) -> None:

@@ -42,6 +42,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         requests: every request received; `asked` is set at the first.
         ended: one entry a finished stream handler, "finished" or "cancelled".
         fail_after: deltas before `error`.
+        finish: why a stream ends, "stop" or "length".
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.endless = False
         self.error: errors.HeadraceError | None = None
         self.fail_after = 0
+        self.finish = "stop"
         self.requests: list[Any] = []
         self.headers: list[dict[str, str]] = []
         self.asked = asyncio.Event()
@@ -76,7 +78,8 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
                 await context.write(self._delta(number, self.texts[-1]))
                 number += 1
                 await asyncio.sleep(0)
-            ending = generation_pb2.Ending(finish_reason=generation_pb2.FINISH_REASON_STOP, matched_stop="!")
+            reason = generation_pb2.FinishReason.Value(f"FINISH_REASON_{self.finish.upper()}")
+            ending = generation_pb2.Ending(finish_reason=reason, matched_stop="!")
             final = gateway_pb2.Final(endings=[ending], **self._rest(request))
             await context.write(gateway_pb2.GenerateStreamResponse(sequence_number=number, final=final))
             how = "finished"

@@ -1,0 +1,71 @@
+"""Guarantees of the workloads and of the run through a gateway."""
+
+import hashlib
+import itertools
+import json
+
+import pytest
+
+from headrace import errors
+from headrace.bench import results, through, workloads
+from headrace.bench.workloads import Item
+from tests.headrace.scripted_gateway import ScriptedGateway, serving
+
+W1_SHA256 = "1713c6a05263b0528645cad6c2f3bae1a56655048414fa34552d48f9c8f0bbd7"
+W2_SHA256 = "368b3600b726bb4748e67f921c71a2e3ff5c10df12da27dfdc3a39c5893d6459"
+
+
+def sha256(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()
+
+
+def as_plain(item: Item) -> dict[str, object]:
+    return {"prompt": list(item.prompt), "output": item.output}
+
+
+def test_workloads_are_pinned() -> None:
+    """The ids are the same on every machine and in every version."""
+    assert sha256([as_plain(chain[0]) for chain in workloads.w1()]) == W1_SHA256
+    assert sha256([[as_plain(item) for item in chain] for chain in workloads.w2()]) == W2_SHA256
+
+
+def test_counts() -> None:
+    """W1: 48 requests, 9,795 prompt and 2,582 output tokens. W2: each turn starts with the one before."""
+    assert workloads.counts(workloads.get("w1")) == (48, 9795, 2582)
+    assert workloads.counts(workloads.get("w2"))[0] == 24
+    for chain in workloads.get("w2"):
+        for before, after in itertools.pairwise(chain):
+            assert after.prompt[: len(before.prompt)] == before.prompt
+
+
+WORKLOAD = [[Item((1, 2), 3), Item((1, 2, 3), 3)], [Item((4,), 3)]]
+
+
+async def test_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every item is streamed greedily as token ids to its full length; times and tokens add up."""
+    gateway = ScriptedGateway()
+    gateway.finish = "length"
+    ticks: list[int] = []
+    async with serving(gateway) as target:
+        run = await through.run(target, WORKLOAD, 2, ticks.append)
+    asked = [request.generation for request in gateway.requests if hasattr(request, "generation")]
+    assert sorted(tuple(generation.token_ids.ids) for generation in asked) == [(1, 2), (1, 2, 3), (4,)]
+    assert all(generation.stop.ignore_eos and generation.sampling.temperature == 0 for generation in asked)
+    assert (run.output_tokens, len(run.first_token_s), ticks[-1]) == (9, 3, 9)
+    assert run.output_tokens_per_s == pytest.approx(9 / run.seconds)
+
+
+async def test_an_answer_that_is_too_short_is_no_measurement() -> None:
+    """A request that ends before its length fails the run."""
+    async with serving(ScriptedGateway()) as target:
+        with pytest.raises(results.RunFailed, match="stop after 3 of 3"):
+            await through.run(target, WORKLOAD, 2)
+
+
+async def test_a_failed_call_is_no_measurement() -> None:
+    """A call that fails fails the run with its name."""
+    gateway = ScriptedGateway()
+    gateway.error = errors.ResourceExhausted("full")
+    async with serving(gateway) as target:
+        with pytest.raises(results.RunFailed, match="ResourceExhausted: full"):
+            await through.run(target, WORKLOAD, 2)
