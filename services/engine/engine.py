@@ -180,14 +180,14 @@ class Engine:
 
     def grant(self, request_id: int, token_count: int) -> None:
         """Let the reader take ``token_count`` more output tokens; a no-op for a request that has ended."""
-        self._scheduler.grant(request_id, token_count)
+        self._scheduler.roster.grant(request_id, token_count, self._clock())
 
     def abort(self, request_id: int) -> bool:
         """End a request as CANCELLED, whatever its state; its ending comes with the next step.
 
         Idempotent: False, and nothing happens, when it has ended or never was.
         """
-        return self._scheduler.abort(request_id)
+        return self._scheduler.roster.abort(request_id, self._clock())
 
     # --- the plot -------------------------------------------------------------------------------------
 
@@ -198,10 +198,10 @@ class Engine:
         if step is not None:
             sampled = self._runner.step(step.plan, step.sampled)
             self._scheduler.commit(step, sampled)
-        ended = self._scheduler.take_ended()
+        ended = self._scheduler.roster.take_ended()
         output = self._publish(step, sampled, ended)
         for request in ended:
-            self._scheduler.release(request)
+            self._scheduler.roster.release(request)
         return output
 
     def _publish(self, step: ScheduledStep | None, sampled: list[Sampled], ended: list[Request]) -> StepOutput:
@@ -235,33 +235,33 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while any request has not ended, or an ending is not published."""
-        return self._scheduler.has_requests
+        return self._scheduler.roster.has_requests
 
     @property
     def runnable(self) -> bool:
         """True when a step would do something now; False when all are paused."""
-        return self._scheduler.runnable
+        return self._scheduler.roster.runnable
 
     @property
     def next_deadline_ns(self) -> int | None:
         """When a step is needed even if nothing is runnable."""
-        return self._scheduler.next_deadline_ns
+        return self._scheduler.roster.next_deadline_ns
 
     def abort_all(self) -> None:
         """End every request as CANCELLED."""
-        self._scheduler.abort_all()
+        self._scheduler.roster.abort_all(self._clock())
 
     def stats(self) -> EngineStats:
         """Gauges and totals as they are now."""
         counters = self._scheduler.counters
         return EngineStats(
-            running_count=self._scheduler.running_count,
-            waiting_count=self._scheduler.waiting_count,
-            paused_count=self._scheduler.paused_count,
+            running_count=self._scheduler.roster.running_count,
+            waiting_count=self._scheduler.roster.waiting_count,
+            paused_count=self._scheduler.roster.paused_count,
             kv_block_total=self._pool.block_count,
             kv_block_free=self._pool.free_count,
             kv_block_cached=self._pool.cached_count,
-            preemption_count=counters.preemption_count,
+            preemption_count=self._scheduler.roster.preemption_count,
             prefilled_token_count=counters.prefilled_token_count,
             decoded_token_count=counters.decoded_token_count,
             step_count=counters.step_count,
@@ -275,7 +275,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Hold every invariant of blocks and requests; AssertionError names the first one broken."""
-        self._scheduler.check_integrity()
+        self._scheduler.roster.check_integrity()
 
     def warm_up(self) -> None:
         """Generate once, for real, and leave no trace in statistics or cache. Call it while idle.

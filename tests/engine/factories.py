@@ -238,6 +238,12 @@ class SymbolicEngine:
         self.scheduler.add(request)
         return request
 
+    def grant(self, request_id: int, token_count: int) -> None:
+        self.scheduler.roster.grant(request_id, token_count, self.clock())
+
+    def abort(self, request_id: int) -> bool:
+        return self.scheduler.roster.abort(request_id, self.clock())
+
     def step(self) -> ScheduledStep | None:
         step = self.scheduler.schedule()
         if step is not None:
@@ -246,18 +252,18 @@ class SymbolicEngine:
             sampled = self.model.run(step.plan)
             self.clock.advance_ms(1)
             self.scheduler.commit(step, sampled)
-        for request in self.scheduler.take_ended():
+        for request in self.scheduler.roster.take_ended():
             assert request.request_id not in self.ended, "a request ended twice"
             self.ended[request.request_id] = request
-            self.scheduler.release(request)
-        self.scheduler.check_integrity()
+            self.scheduler.roster.release(request)
+        self.scheduler.roster.check_integrity()
         return step
 
     def run(self, limit: int = 2000) -> list[ScheduledStep]:
         """Step until nothing is runnable."""
         steps = []
         for _ in range(limit):
-            if not self.scheduler.runnable:
+            if not self.scheduler.roster.runnable:
                 return steps
             step = self.step()
             if step is not None:

@@ -110,7 +110,7 @@ def test_preempted_requests_lose_no_token_and_end_like_alone() -> None:
     engine = SymbolicEngine(block_count=14, max_num_seqs=8)
     requests = [engine.add(make_request(i, prompt=[i] * 5, max_tokens=36)) for i in range(8)]
     engine.run()
-    assert engine.scheduler.counters.preemption_count > 0
+    assert engine.scheduler.roster.preemption_count > 0
     for request in requests:
         engine.check_answer(request)
         assert request.output_count == 36
@@ -129,7 +129,7 @@ def test_the_oldest_request_is_never_preempted() -> None:
         engine.clock.advance_ms(1)
         engine.step()
     engine.run()
-    assert engine.scheduler.counters.preemption_count > 0
+    assert engine.scheduler.roster.preemption_count > 0
     assert requests[0].clock.preemption_count == 0
 
 
@@ -138,7 +138,7 @@ def test_no_admission_in_a_step_that_preempts() -> None:
     engine = SymbolicEngine(block_count=8)
     first = engine.add(make_request(1, prompt=range(11), max_tokens=20))
     second = engine.add(make_request(2, prompt=range(20, 31), max_tokens=20))
-    while not engine.scheduler.counters.preemption_count:
+    while not engine.scheduler.roster.preemption_count:
         step = engine.step()
     assert step is not None
     assert step.requests == [first]
@@ -170,12 +170,12 @@ def test_a_request_without_credits_pauses_and_resumes_exactly() -> None:
     engine.run()
     assert slow.output_count == 3
     assert other.finish is FinishReason.LENGTH
-    assert (engine.scheduler.paused_count, engine.scheduler.running_count) == (1, 0)
+    assert (engine.scheduler.roster.paused_count, engine.scheduler.roster.running_count) == (1, 0)
     engine.clock.advance_ms(500)
-    engine.scheduler.grant(1, 2)
+    engine.grant(1, 2)
     engine.run()
     assert slow.output_count == 5
-    engine.scheduler.grant(1, 100)
+    engine.grant(1, 100)
     engine.run()
     engine.check_answer(slow)
     assert slow.finish is FinishReason.LENGTH
@@ -186,10 +186,10 @@ def test_a_request_that_arrives_without_credits_is_not_prefilled() -> None:
     """It waits for credits, and says so."""
     engine = SymbolicEngine()
     request = engine.add(make_request(credit_limit=0))
-    assert not engine.scheduler.runnable
+    assert not engine.scheduler.roster.runnable
     assert request.clock.queue_reason is QueueReason.CREDITS
     assert engine.step() is None
-    engine.scheduler.grant(1, 100)
+    engine.grant(1, 100)
     engine.run()
     engine.check_answer(request)
 
@@ -199,12 +199,12 @@ def test_paused_requests_do_not_hold_slots_or_blocks_from_others() -> None:
     engine = SymbolicEngine(block_count=12, max_num_seqs=2)
     paused = [engine.add(make_request(i, prompt=[i] * 12, max_tokens=9, credit_limit=1)) for i in range(3)]
     engine.run()
-    assert engine.scheduler.paused_count == 3
+    assert engine.scheduler.roster.paused_count == 3
     big = engine.add(make_request(9, prompt=range(40), max_tokens=4))
     engine.run()
     engine.check_answer(big)
     for request in paused:
-        engine.scheduler.grant(request.request_id, 100)
+        engine.grant(request.request_id, 100)
     engine.run()
     for request in paused:
         engine.check_answer(request)
@@ -230,14 +230,14 @@ def test_a_deadline_ends_a_running_request_and_keeps_its_tokens() -> None:
     deadline_ns = engine.clock() + 6_000_000
     running = engine.add(make_request(1, prompt=[1, 2], max_tokens=90, deadline_ns=deadline_ns))
     paused = engine.add(make_request(2, prompt=[3], max_tokens=90, deadline_ns=deadline_ns, credit_limit=2))
-    assert engine.scheduler.next_deadline_ns == deadline_ns
+    assert engine.scheduler.roster.next_deadline_ns == deadline_ns
     engine.run()
     assert running.finish is FinishReason.DEADLINE_EXCEEDED
     assert paused.finish is FinishReason.DEADLINE_EXCEEDED
     assert running.output_count > 2
     engine.check_answer(running)
     assert engine.pool.used_count == 0
-    assert engine.scheduler.next_deadline_ns is None
+    assert engine.scheduler.roster.next_deadline_ns is None
 
 
 def test_abort_works_in_every_state_once() -> None:
@@ -253,15 +253,15 @@ def test_abort_works_in_every_state_once() -> None:
     assert waiting.status is RequestStatus.WAITING
     assert prefilling.computed_count < prefilling.token_count
     for request in (decoding, paused, prefilling, waiting):
-        assert engine.scheduler.abort(request.request_id)
-        assert not engine.scheduler.abort(request.request_id)
-        engine.scheduler.check_integrity()
+        assert engine.abort(request.request_id)
+        assert not engine.abort(request.request_id)
+        engine.scheduler.roster.check_integrity()
     engine.step()
     assert set(engine.ended) == {1, 2, 3, 4}
     assert {r.finish for r in engine.ended.values()} == {FinishReason.CANCELLED}
     assert engine.pool.used_count == 0
-    assert not engine.scheduler.has_requests
-    assert not engine.scheduler.abort(99)
+    assert not engine.scheduler.roster.has_requests
+    assert not engine.abort(99)
 
 
 def test_identical_prompts_share_blocks_and_answers() -> None:

@@ -36,20 +36,20 @@ def test_random_add_abort_pause_resume_expire_preempt(seed: int) -> None:
             )
             live[added] = engine.add(request)
         elif kind < 0.15 and live:
-            engine.scheduler.abort(draw.choice(list(live)))
+            engine.abort(draw.choice(list(live)))
         elif kind < 0.3 and live:
-            engine.scheduler.grant(draw.choice(list(live)), draw.randint(1, 8))
+            engine.grant(draw.choice(list(live)), draw.randint(1, 8))
         elif kind < 0.301:
             engine.cache.flush()
         else:
             engine.step()
         live = {i: r for i, r in live.items() if i not in engine.ended}
     for request_id in live:
-        engine.scheduler.grant(request_id, 1000)
+        engine.grant(request_id, 1000)
     engine.run()
     engine.step()
     assert set(engine.ended) == set(range(1, added + 1))
-    assert engine.scheduler.counters.preemption_count > 0
+    assert engine.scheduler.roster.preemption_count > 0
     assert engine.pool.used_count == 0
     for request in engine.ended.values():
         engine.check_answer(request)
