@@ -54,7 +54,7 @@ def server() -> Iterator[Server]:
         ["bench", "offline", "--workload", "w9"],
         ["bench", "offline", "--pipeline", "--target", "x"],
         ["bench", "offline", "--repeat", "0"],
-        ["up", "--model", "no-such-model", "--port", "0"],
+        ["up", "--model", "no-such-model", *(f"--{name}port=0" for name in ("", "tokenizer-", "stream-", "engine-"))],
         ["up", "--port", "5000", "--engine-port", "5000"],
     ],
 )
