@@ -276,6 +276,17 @@ def test_identical_prompts_share_blocks_and_answers() -> None:
     engine.check_answer(second)
 
 
+def test_identical_prompts_that_arrive_together_are_computed_once() -> None:
+    """Four equal prompts of 30 tokens: the first computes, the others wait for its blocks and reuse them."""
+    engine = SymbolicEngine(block_count=64)
+    requests = [engine.add(make_request(i, prompt=range(30), max_tokens=5)) for i in range(4)]
+    engine.run()
+    assert sorted(r.clock.cached_token_count for r in requests) == [0, 28, 28, 28]
+    assert engine.scheduler.counters.prefilled_token_count == 30 + 3 * 2
+    for request in requests:
+        engine.check_answer(request)
+
+
 def test_another_salt_shares_nothing() -> None:
     """Blocks are found only under the salt that they were computed under."""
     engine = SymbolicEngine()

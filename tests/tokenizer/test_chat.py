@@ -122,7 +122,7 @@ def harmless_texts() -> list[str]:
         "it's 'quoted' \"text\"",
     ]
     pieces = ["\n", " ", "hi", "<", "|", ">", "_", "im", "end", "\u00e9", "\N{FIRE}", "123", ".", "\t", "start", "{{"]
-    source = random.Random(7)  # noqa: S311
+    source = random.Random(7)
     mixed = ["".join(source.choices(pieces, k=source.randint(1, 12))) for _ in range(250)]
     return fixed + [text for text in mixed if "<|im_end|>" not in text and "<|im_start|>" not in text]
 

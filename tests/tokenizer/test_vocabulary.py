@@ -91,7 +91,7 @@ def test_sixteen_threads_give_what_one_gives(vocabulary: Vocabulary, parsing: To
     ids = [encode(vocabulary, word) for word in words]
 
     def work(seed: int) -> int:
-        source = random.Random(seed)  # noqa: S311
+        source = random.Random(seed)
         wrong = 0
         for _ in range(2000):
             place = source.randrange(len(words))
