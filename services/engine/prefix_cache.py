@@ -70,6 +70,20 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def promised(self, request: Request) -> list[bytes]:
+        """Names of the full blocks that a running request has yet to compute from the tokens it knows."""
+        if not self._enabled:
+            return []
+        size = self._block_size
+        last = request.token_count // size
+        return [self._name(request, index) for index in range(request.computed_count // size, last)]
+
+    def wants(self, request: Request, hit_count: int) -> bytes | None:
+        """Name of the first block that ``find`` did not return; None when no further hit could be used."""
+        if not self._enabled or hit_count >= (request.token_count - 1) // self._block_size:
+            return None
+        return self._name(request, hit_count)
+
     def count_query(self, request: Request, hit_token_count: int) -> None:
         """Note one admission for the hit ratio."""
         self.queried_token_count += request.token_count

@@ -186,29 +186,38 @@ class Scheduler:
         return True
 
     def _admit(self, shares: _Shares, now: int) -> None:
-        """Start waiting requests while slots, blocks and budget last."""
+        """Start waiting requests while slots, blocks and budget last.
+
+        A request whose next block is just being computed by another waits for it: identical prompts that
+        arrive together are computed once.
+        """
+        if not len(self.roster.waiting):
+            return
         blocked = QueueReason.NONE
-        if len(self.roster.waiting):
-            active = self.roster.running_count
-            for request in self.roster.waiting.in_order(now):
-                if max(active, len(shares.counts)) >= self.config.max_num_seqs:
-                    blocked = QueueReason.SLOTS
-                elif shares.budget == 0:
-                    blocked = QueueReason.BUDGET
-                elif not self._start(request, now, alone=active == 0):
-                    blocked = QueueReason.KV
-                if blocked is not QueueReason.NONE:
-                    break
-                active += 1
-                count = min(request.pending_count, shares.budget, self.config.max_chunk_tokens)
-                shares.give(request, count)
+        active = self.roster.running_count
+        promised = {name for r in self.roster.running if r.pending_count > 1 for name in self._cache.promised(r)}
+        for request in self.roster.waiting.in_order(now):
+            if max(active, len(shares.counts)) >= self.config.max_num_seqs:
+                blocked = QueueReason.SLOTS
+                break
+            if shares.budget == 0:
+                blocked = QueueReason.BUDGET
+                break
+            hits = self._cache.find(request)
+            if promised and self._cache.wants(request, len(hits)) in promised:
+                continue
+            if not self._start(request, hits, now, alone=active == 0):
+                blocked = QueueReason.KV
+                break
+            active += 1
+            shares.give(request, min(request.pending_count, shares.budget, self.config.max_chunk_tokens))
+            promised.update(self._cache.promised(request))
         if blocked is not QueueReason.NONE:
             for request in self.roster.waiting:
                 request.clock.queue_reason = QueueReason.CREDITS if request.paused else blocked
 
-    def _start(self, request: Request, now: int, *, alone: bool) -> bool:
+    def _start(self, request: Request, hits: list[int], now: int, *, alone: bool) -> bool:
         """Give a waiting request blocks for all its known tokens; False when they are not to be had now."""
-        hits = self._cache.find(request)
         fresh = -(-request.token_count // self.config.block_size) - len(hits)
         revived = sum(self._pool.is_reusable(block) for block in hits)
         used = self._pool.used_count + fresh + revived
