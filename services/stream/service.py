@@ -14,6 +14,7 @@ from headrace.v1 import engine_pb2, generation_pb2, stream_pb2, stream_pb2_grpc
 from services.common import names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
+from services.common.serve import StartError
 from services.stream.detokenizer import DetokenizerFactory
 from services.stream.peers import Engines, Generation
 from services.stream.relay import Piece, Relay
@@ -42,7 +43,10 @@ class StreamProcess:
     async def start(self) -> None:
         """Loads the tokenizer."""
         directory = self._settings.model.directory()
-        self._servicer.detokenizers = await asyncio.to_thread(DetokenizerFactory.load, directory)
+        try:
+            self._servicer.detokenizers = await asyncio.to_thread(DetokenizerFactory.load, directory)
+        except ValueError as error:
+            raise StartError(str(error)) from error
 
     async def failure(self) -> str:
         """Nothing here fails on its own."""

@@ -77,7 +77,7 @@ def test_one_dies(start: Callable[..., Supervisor]) -> None:
     supervisor = start(a=SERVES, b=dies)
     with pytest.raises(ProgramDied) as caught:
         supervisor.wait(WAIT_S)
-    assert caught.value.death == Death("b", 3, "no weights")
+    assert caught.value.death == Death("b", 3, "no weights", "stopped")
     assert str(caught.value) == "b ended (exit code 3): no weights"
     assert supervisor.stop(at_once=True)
     with pytest.raises(ProgramDied):
@@ -89,7 +89,7 @@ def test_one_is_killed(start: Callable[..., Supervisor]) -> None:
     supervisor = start(a=SERVES, b=SERVES)
     up(supervisor)
     os.kill(supervisor.pids["b"], signal.SIGKILL)
-    with pytest.raises(ProgramDied, match=r"b ended \(killed by SIGKILL\)"):
+    with pytest.raises(ProgramDied, match=r"b ended \(killed by SIGKILL\); its last line: up"):
         supervisor.wait(WAIT_S)
 
 
@@ -172,7 +172,7 @@ supervisor.wait()
     ("lines", "reason"),
     [
         ([], ""),
-        (["a", "b", ""], "b"),
+        (["a", "b", ""], ""),
         (["headrace e: X=1: expected y", "headrace e: Z=2: expected w"], "X=1: expected y; Z=2: expected w"),
         (["12:00:00 [error] cannot go on reason=the port is in use service=e", "stopped"], "the port is in use"),
         (["12:00:00 [error] cannot go on reason='a b' service=e"], "a b"),
@@ -180,5 +180,5 @@ supervisor.wait()
     ],
 )
 def test_reason_of(lines: list[str], reason: str) -> None:
-    """The reason is what the process said, in either log format, not merely its last line."""
+    """The reason is what the process said, in either log format, not its last line."""
     assert reason_of("e", lines) == reason
