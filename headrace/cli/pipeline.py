@@ -40,12 +40,14 @@ class BadOption(PipelineError):
 class PipelineOptions:
     """What the caller asks for. What is None or absent is left to environment, file and defaults.
 
-    `variables` are environment variables of the services, by name; `ports` are by process, 0: a free one.
+    `variables` are environment variables of the services, by name; `ports` are by process, 0: a free one. With
+    `free_by_default`, ports that nobody names are free ones too, not the usual ones.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, int] = field(default_factory=dict)
     bind: str | None = None
+    free_by_default: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,11 @@ def _ports(options: PipelineOptions, sources: _Sources, hosts: Mapping[str, str]
     numbers: dict[str, int] = {}
     for name, default in PORTS.items():
         asked = options.ports.get(name)
-        numbers[name] = asked if asked is not None else _port(sources.get(name, "port"), name, default)
+        numbers[name] = (
+            asked
+            if asked is not None
+            else _port(sources.get(name, "port"), name, 0 if options.free_by_default else default)
+        )
     wanted = [number for number in numbers.values() if number]
     twice = {number for number in wanted if wanted.count(number) > 1}
     if twice:

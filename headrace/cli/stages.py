@@ -74,7 +74,8 @@ def table(
         drawn.add_row(*_row(stage.name, stage.duration_ns, total), _detail(stage, timings))
     drawn.add_row(*_row("= total", timings.total_ns, total), _rate(timings, usage), style="bold")
     if wall_ns is not None:
-        drawn.add_row(*_row("client's wall", wall_ns, total), "measured around the call", style="dim")
+        drawn.add_row(*_row("client", wall_ns - timings.total_ns, total), "the client itself and its connection")
+        drawn.add_row(*_row("= wall", wall_ns, total), "measured by the client around the call", style="bold")
     return drawn
 
 

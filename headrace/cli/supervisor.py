@@ -46,17 +46,23 @@ class Death:
 
     name: str
     exit_code: int  # negative: minus the signal's number
-    reason: str  # its own words, "" if it left none
+    reason: str  # its own words, "" if it gave none
+    last_line: str = ""  # the last that it wrote
 
     def __str__(self) -> str:
         """One line: who, how and why."""
-        how = f"exit code {self.exit_code}"
-        if self.exit_code < 0:
-            try:
-                how = f"killed by {signal.Signals(-self.exit_code).name}"
-            except ValueError:
-                how = f"killed by signal {-self.exit_code}"
-        return f"{self.name} ended ({how})" + (f": {self.reason}" if self.reason else "")
+        told = f"{self.name} ended ({self._how()})"
+        if self.reason:
+            return f"{told}: {self.reason}"
+        return f"{told}; its last line: {self.last_line}" if self.last_line else told
+
+    def _how(self) -> str:
+        if self.exit_code >= 0:
+            return f"exit code {self.exit_code}"
+        try:
+            return f"killed by {signal.Signals(-self.exit_code).name}"
+        except ValueError:
+            return f"killed by signal {-self.exit_code}"
 
 
 class ProgramDied(Exception):
@@ -216,20 +222,22 @@ class Supervisor:
             self._events.put(child.program.name)
 
     def _death_of(self, child: _Child) -> Death:
-        return Death(child.program.name, child.process.returncode, reason_of(child.program.name, list(child.lines)))
+        name, lines = child.program.name, list(child.lines)
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return Death(name, child.process.returncode, reason_of(name, lines), last)
 
 
 _CANNOT_GO_ON = re.compile(r"cannot go on\b.*?\breason=(?P<reason>.*?)(?:\s+service=\S+)?$")
 
 
 def reason_of(name: str, lines: Sequence[str]) -> str:
-    """Why a process says that it ended: its "cannot go on", else its bad settings, else its last line."""
+    """Why a process says that it ended: its "cannot go on", else its bad settings, else ""."""
     for line in reversed(lines):
         if "cannot go on" in line:
             return _reason_in(line)
     prefix = f"headrace {name}: "
     problems = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    return "; ".join(problems) or next((line for line in reversed(lines) if line.strip()), "")
+    return "; ".join(problems)
 
 
 def _reason_in(line: str) -> str:

@@ -7,12 +7,12 @@ in order (gateway, stream, engine, tokenizer), and the command ends with 0; a se
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -53,7 +53,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_engine_options(parser)
     _add_pipeline_options(parser)
-    parser.add_argument("--ask", metavar="QUESTION", help="ask this once, greedily, show the receipt, and stop")
+    parser.add_argument("--ask", metavar="QUESTION", help="ask this once on free ports, greedily, then stop")
     parser.add_argument("--quiet", action="store_true", help="show no logs (with --ask: the default)")
     parser.add_argument("--verbose", action="store_true", help="with --ask: show the logs")
     output.add_json_option(parser)
@@ -95,11 +95,14 @@ def options_of(arguments: argparse.Namespace) -> pipeline.PipelineOptions:
         variables=variables_of(arguments),
         ports={name: number for name, number in numbers.items() if number is not None},
         bind=arguments.bind,
+        free_by_default=bool(arguments.ask),
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs it; raises CommandError."""
+    if not arguments.ask and (arguments.json or arguments.verbose):
+        raise output.CommandError("--json and --verbose go with --ask", output.BAD_USAGE)
     planned = prepare(options_of(arguments))
     shown = arguments.verbose if arguments.ask else not arguments.quiet
     supervisor = Supervisor(planned.programs, LogPrinter() if shown else None)
@@ -160,7 +163,7 @@ class LogPrinter:
         prefix = f"{name:<{self._width}} |"
         if self._colour:
             prefix = f"\x1b[{_COLOURS.get(name, '0')}m{prefix}\x1b[0m"
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads: the processes must not block on it
             sys.stderr.write(f"{prefix} {output.printable(line)}\n")
             sys.stderr.flush()
 
@@ -183,7 +186,7 @@ def _serve(arguments: argparse.Namespace, planned: pipeline.Plan, supervisor: Su
     return output.OK
 
 
-@contextmanager
+@contextlib.contextmanager
 def _signals(supervisor: Supervisor) -> Iterator[None]:
     """SIGINT and SIGTERM ask the supervisor to stop; a second one forces it."""
 
