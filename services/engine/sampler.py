@@ -18,6 +18,7 @@ from services.engine.randomness import uniform
 from services.engine.request import Request
 
 LOWEST_LOGPROB = -9999.0
+_RUN = 256  # weights that are summed before they are looked at one by one
 _CANDIDATES = 512  # most likely tokens looked at first; a row that needs more is sorted whole
 
 
@@ -98,17 +99,18 @@ class Sampler:
         """Fill in the results of random rows."""
         if not rows:
             return
-        chosen = logits[rows]
-        temperatures = torch.tensor([[requests[row].sampling.temperature] for row in rows], dtype=torch.float64)
+        scaled = logits[rows]
+        temperatures = torch.tensor([[requests[row].sampling.temperature] for row in rows], dtype=scaled.dtype)
         # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
-        scaled = ((chosen - chosen.amax(dim=-1, keepdim=True)).double() / temperatures).float()
+        scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperatures)
         totals = torch.logsumexp(scaled, dim=-1).tolist()
         values, ids = scaled.topk(min(_CANDIDATES, scaled.shape[-1]), dim=-1)
+        rows_of, values_of, ids_of = scaled.numpy(), values.numpy(), ids.numpy()
         for index, row in enumerate(rows):
             request = requests[row]
             try:
                 u = uniform(request.seed, request.token_count)
-                token = _choose(request, u, scaled[index], values[index].numpy(), ids[index].numpy(), totals[index])
+                token = _choose(request, u, rows_of[index], values_of[index], ids_of[index], totals[index])
                 results[row] = Sampled(token)
             except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
                 results[row] = _failed(f"drawing a token failed: {error}")
@@ -181,12 +183,12 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
 def _choose(
     request: Request,
     u: float,
-    scaled: torch.Tensor,
+    scaled: NDArray[np.float32],
     values: NDArray[np.float32],
     ids: NDArray[np.int64],
     total: float,
 ) -> int:
-    """Filter and draw one row.
+    """Filter and draw one row; what is left is drawn from in order of token id.
 
     Args:
         request: whose parameters apply.
@@ -197,22 +199,21 @@ def _choose(
         total: log of the sum of exponentials of all of ``scaled``.
     """
     s = request.sampling
-    size = scaled.shape[0]
-    top_k = s.top_k if 0 < s.top_k < size else 0
+    top_k = s.top_k if 0 < s.top_k < scaled.size else 0
     if not top_k and s.min_p <= 0 and s.top_p >= 1:
-        return _pick(np.exp(scaled.numpy().astype(np.float64)), u)
+        return _pick(scaled, u)
     kept = _kept(values, top_k, s.min_p, s.top_p, total)
-    whole = values.size == size
-    # Candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
-    if not whole and (kept is None or values[kept - 1] == values[-1]):
-        values = scaled.numpy()
-        ids = np.arange(size)
-    order = np.lexsort((ids, -values))  # by value, then by id, so that a tie is cut the same way always
-    values, ids = values[order], ids[order]
-    if not whole and values.size == size:
-        kept = _kept(values, top_k, s.min_p, s.top_p, total)
-    count = values.size if kept is None else kept
-    return int(ids[_pick(np.exp(values[:count].astype(np.float64)), u)])
+    # The candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
+    if kept is None or values[kept - 1] == values[-1]:
+        ranked = np.sort(scaled)[::-1]
+        kept = _kept(ranked, top_k, s.min_p, s.top_p, total) or ranked.size
+        lowest = ranked[kept - 1]
+        above = np.flatnonzero(scaled > lowest)
+        ties = np.flatnonzero(scaled == lowest)[: kept - above.size]  # a tie is cut by id
+        survivors = np.sort(np.concatenate([above, ties]))
+    else:
+        survivors = np.sort(ids[:kept])
+    return int(survivors[_pick(scaled[survivors], u)])
 
 
 def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, total: float) -> int | None:
@@ -225,7 +226,7 @@ def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, t
     count = max(count, 1)
     inside = count < values.size
     if top_p < 1:
-        mass = np.cumsum(np.exp(values[:count].astype(np.float64)))
+        mass = np.cumsum(np.exp(values[:count]), dtype=np.float64)
         goal = top_p * (mass[-1] if inside else math.exp(total))
         reached = int(np.searchsorted(mass, goal, side="left")) + 1
         if reached <= count:
@@ -234,8 +235,16 @@ def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, t
     return count if inside else None
 
 
-def _pick(weights: NDArray[np.float64], u: float) -> int:
-    """The index at which the cumulated weights pass u of their sum."""
-    cumulated = np.cumsum(weights)
-    index = int(np.searchsorted(cumulated, u * cumulated[-1], side="right"))
-    return min(index, int(np.flatnonzero(weights)[-1]))
+def _pick(values: NDArray[np.float32], u: float) -> int:
+    """The index at which the cumulated exponentials of the values pass u of their sum.
+
+    Sums of runs first, then inside one run: the vocabulary is read twice, and cumulated not at all.
+    """
+    weights = np.exp(values)
+    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, weights.size, _RUN), dtype=np.float64))
+    goal = u * sums[-1]
+    run = min(int(np.searchsorted(sums, goal, side="right")), int(np.searchsorted(sums, sums[-1])))
+    inside = weights[run * _RUN : (run + 1) * _RUN]
+    passed = np.cumsum(inside, dtype=np.float64) + (sums[run - 1] if run else 0.0)
+    index = min(int(np.searchsorted(passed, goal, side="right")), int(np.flatnonzero(inside)[-1]))
+    return run * _RUN + index

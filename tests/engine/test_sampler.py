@@ -80,14 +80,12 @@ def _reference(row: torch.Tensor, request: Request) -> int:
         mass += weights[token]
         if s.top_p < 1 and mass >= s.top_p * total:
             break
-    unfiltered = not s.min_p and not 0 < s.top_k < len(logits) and s.top_p >= 1
-    order = sorted(kept) if unfiltered else kept
     goal, passed = uniform(request.seed, request.token_count) * sum(weights[t] for t in kept), 0.0
-    for token in order:
+    for token in sorted(kept):
         passed += weights[token]
         if passed > goal:
             return token
-    return order[-1]
+    return max(kept)
 
 
 PARAMETERS: list[dict[str, Any]] = [
