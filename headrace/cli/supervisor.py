@@ -8,10 +8,8 @@ handed on line by line. One thread a program reads, one waits; events meet in on
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -23,9 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from headrace.cli.deaths import Death, reason_of
+
 KEPT_LINES = 400
 SECOND_SIGNAL_S = 0.5  # after the first SIGTERM, when everything must stop at once
 KILL_S = 3.0  # after the first SIGTERM, when everything must stop at once
+SLICE_S = 0.2  # how late a signal may be noticed
 READ_LAST_LINES_S = 0.5  # for what a dead program had still written
 
 OnLine = Callable[[str, str], None]
@@ -38,31 +39,6 @@ class Program:
     name: str
     command: Sequence[str]
     environ: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a program ended although nobody asked it to."""
-
-    name: str
-    exit_code: int  # negative: minus the signal's number
-    reason: str  # its own words, "" if it gave none
-    last_line: str = ""  # the last that it wrote
-
-    def __str__(self) -> str:
-        """One line: who, how and why."""
-        told = f"{self.name} ended ({self._how()})"
-        if self.reason:
-            return f"{told}: {self.reason}"
-        return f"{told}; its last line: {self.last_line}" if self.last_line else told
-
-    def _how(self) -> str:
-        if self.exit_code >= 0:
-            return f"exit code {self.exit_code}"
-        try:
-            return f"killed by {signal.Signals(-self.exit_code).name}"
-        except ValueError:
-            return f"killed by signal {-self.exit_code}"
 
 
 class ProgramDied(Exception):
@@ -146,14 +122,22 @@ class Supervisor:
         """
         if self._death is not None:
             raise ProgramDied(self._death)
-        try:
-            name = self._events.get(timeout=timeout_s)
-        except queue.Empty:
-            raise TimeoutError from None
+        name = self._next_event(timeout_s)
         if name is None:
             raise StopAsked
         self._death = self._death_of(self._children[name])
         raise ProgramDied(self._death)
+
+    def _next_event(self, timeout_s: float | None) -> str | None:
+        """The next event, in slices: a signal that comes just before a thread blocks does not wake it."""
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._events.get(timeout=max(0.0, min(SLICE_S, left)))
+            except queue.Empty:
+                if left <= SLICE_S:
+                    raise TimeoutError from None
 
     def wait_ready(self, is_ready: Callable[[], bool], timeout_s: float, poll_s: float = 0.02) -> None:
         """Blocks until `is_ready()`; raises like `wait`, TimeoutError after `timeout_s` seconds."""
@@ -225,27 +209,6 @@ class Supervisor:
         name, lines = child.program.name, list(child.lines)
         last = next((line for line in reversed(lines) if line.strip()), "")
         return Death(name, child.process.returncode, reason_of(name, lines), last)
-
-
-_CANNOT_GO_ON = re.compile(r"cannot go on\b.*?\breason=(?P<reason>.*?)(?:\s+service=\S+)?$")
-
-
-def reason_of(name: str, lines: Sequence[str]) -> str:
-    """Why a process says that it ended: its "cannot go on", else its bad settings, else ""."""
-    for line in reversed(lines):
-        if "cannot go on" in line:
-            return _reason_in(line)
-    prefix = f"headrace {name}: "
-    problems = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    return "; ".join(problems)
-
-
-def _reason_in(line: str) -> str:
-    """The reason in a log line of either format."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(line)["reason"])
-    match = _CANNOT_GO_ON.search(line)
-    return match["reason"].strip("'\"") if match else line
 
 
 def _signal(child: _Child, number: signal.Signals) -> None:

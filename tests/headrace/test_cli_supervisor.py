@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.supervisor import Death, Program, ProgramDied, StopAsked, Supervisor, reason_of
+from headrace.cli.deaths import Death, reason_of
+from headrace.cli.supervisor import Program, ProgramDied, StopAsked, Supervisor
 
 WAIT_S = 20.0
 SERVES = "import signal, time; print('up', flush=True); signal.pause()"
