@@ -3,11 +3,13 @@
 import hashlib
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from headrace import errors
 from headrace.bench import results, through, workloads
+from headrace.bench.in_process import EngineBench
 from headrace.bench.workloads import Item
 from tests.headrace.scripted_gateway import ScriptedGateway, serving
 
@@ -69,3 +71,23 @@ async def test_a_failed_call_is_no_measurement() -> None:
     async with serving(gateway) as target:
         with pytest.raises(results.RunFailed, match="ResourceExhausted: full"):
             await through.run(target, WORKLOAD, 2)
+
+
+def test_engine_in_process(default_model_dir: Path) -> None:
+    """The engine generates every item to its length; a turn finds the one before in the cache, a pass finds nothing."""
+    bench = EngineBench({"HEADRACE_ENGINE_KV_BLOCKS": "16", "HEADRACE_ENGINE_MAX_NUM_SEQS": "2"})
+    system = tuple(range(1000, 1032))
+    workload = [[Item(system, 3), Item((*system, 7, 8), 2)], [Item((5, 6), 4)]]
+    ticks: list[int] = []
+    first, second = bench.run(workload, ticks.append), bench.run(workload)
+    assert (first.prompt_tokens, first.output_tokens, ticks[-1]) == (68, 9, 9)
+    assert first.cached_tokens == second.cached_tokens == 32
+    assert len(first.first_token_s) == len(first.between_tokens_s) == 3
+    assert all(0 < wait < first.seconds for wait in first.first_token_s)
+    assert bench.engine.stats().running_count == 0
+
+
+def test_bad_engine_setting() -> None:
+    """A bad setting of the engine is told by its variable."""
+    with pytest.raises(ValueError, match="HEADRACE_ENGINE_BLOCK_SIZE"):
+        EngineBench({"HEADRACE_ENGINE_BLOCK_SIZE": "7"})
