@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from services.engine.block_pool import BlockPool
+from services.engine.config import EngineConfig
 from services.engine.kernels import CpuKernels, Kernels, ReferenceKernels, can_pack
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
@@ -26,65 +26,12 @@ from services.engine.request import FinishReason, Request, RequestRefused, Sampl
 from services.engine.runner import ModelRunner, allocate_kv
 from services.engine.sampler import Sampler
 from services.engine.scheduler import ScheduledStep, Scheduler, SchedulerConfig
-from services.engine.waiting import WaitingPolicy
 
-BLOCK_SIZES = (8, 16, 32)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KERNELS: dict[str, type[Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
 _WARM_UP_ID = -1
 
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Everything an engine is made from. Raises ValueError naming the field that is wrong."""
-
-    model_dir: Path
-    dtype: str = "auto"
-    """float32, bfloat16, or auto: bfloat16 when the weights are and the CPU multiplies it, else float32."""
-    kernels: str = "cpu"
-    """cpu or reference."""
-    kv_blocks: int | None = None
-    """Blocks of the KV pool; None: from the two below."""
-    kv_memory_bytes: int | None = None
-    """Bytes of the KV pool; None: from the share below."""
-    kv_memory_utilization: float = 0.25
-    """Share of the memory still available after the weights."""
-    block_size: int = 16
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    max_chunk_tokens: int | None = None
-    """Tokens of one prompt a step; None: as many as a step may have."""
-    max_model_len: int | None = None
-    """Context; None: the model's own. Cannot be longer than that."""
-    threads: int | None = None
-    """Threads of one tensor operation; None: torch's choice."""
-    prefix_cache: bool = True
-    watermark: float = 0.85
-    waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
-
-    def __post_init__(self) -> None:
-        for name in ("kv_blocks", "kv_memory_bytes", "max_chunk_tokens", "max_model_len", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be positive")
-        if self.max_model_len == 1:
-            raise ValueError("max_model_len is 1; a prompt and an answer need at least 2")
-        if self.dtype not in ("auto", *_DTYPES):
-            raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {' or '.join(_DTYPES)}")
-        if self.kernels not in _KERNELS:
-            raise ValueError(f"kernels is {self.kernels!r}; it must be {' or '.join(_KERNELS)}")
-        if self.block_size not in BLOCK_SIZES:
-            raise ValueError(f"block_size is {self.block_size}; it must be one of {BLOCK_SIZES}")
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be positive")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running sequence can advance"
-            )
-        for name in ("kv_memory_utilization", "watermark"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+__all__ = ["Engine", "EngineConfig"]
 
 
 class Engine:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from services.engine.model.config import ModelConfig
 
+_UNKNOWN_BYTES = 4 << 30  # assumed where the system does not say
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
@@ -39,10 +41,13 @@ def kv_formula(config: ModelConfig, element_bytes: int) -> str:
 
 def available_bytes() -> int:
     """Memory that this process may still take: the kernel's estimate, or the control group's limit if lower."""
-    available = 1 << 30
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    available = _UNKNOWN_BYTES
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        return available
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
