@@ -1,0 +1,58 @@
+"""Guarantees of the waiting line: bounds first, then class, then who has waited longest for the least."""
+
+from __future__ import annotations
+
+from services.engine.request import Priority
+from services.engine.waiting import WaitingLine, WaitingPolicy
+from tests.engine.factories import make_request
+
+SECOND_NS = 1_000_000_000
+
+
+def _line(*specifications: tuple[int, Priority, int, float]) -> WaitingLine:
+    """A line of (id, class, prompt length, seconds waited at second 100)."""
+    line = WaitingLine(WaitingPolicy())
+    for request_id, priority, length, waited_s in specifications:
+        arrival_ns = int((100 - waited_s) * SECOND_NS)
+        line.put(make_request(request_id, prompt=[1] * length, priority=priority, arrival_ns=arrival_ns))
+    return line
+
+
+def _order(line: WaitingLine) -> list[int]:
+    return [request.request_id for request in line.in_order(100 * SECOND_NS)]
+
+
+def test_overdue_requests_go_first_whatever_their_class() -> None:
+    """A batch request past 60 s and a standard one past 10 s precede interactive work, longest waiting first."""
+    line = _line(
+        (1, Priority.INTERACTIVE, 5, 1),
+        (2, Priority.STANDARD, 5, 11),
+        (3, Priority.BATCH, 5, 61),
+        (4, Priority.BATCH, 5, 59),
+        (5, Priority.STANDARD, 5, 9),
+    )
+    assert _order(line) == [3, 2, 1, 5, 4]
+
+
+def test_cached_prompts_count_as_short() -> None:
+    """What is in the prefix cache need not be computed, so it does not count."""
+    line = _line((1, Priority.STANDARD, 50, 1), (2, Priority.STANDARD, 400, 1))
+    assert _order(line) == [1, 2]
+    next(r for r in line if r.request_id == 2).predicted_cached_count = 390
+    assert _order(line) == [2, 1]
+
+
+def test_requests_without_credits_are_not_offered() -> None:
+    """They stay in line and keep their arrival."""
+    line = _line((1, Priority.STANDARD, 5, 1), (2, Priority.STANDARD, 5, 2))
+    next(iter(line)).credit_limit = 0
+    assert _order(line) == [2]
+    assert len(line) == 2
+
+
+def test_a_preempted_request_goes_before_its_class() -> None:
+    """It has had its turn before, and its blocks may still be cached."""
+    line = _line((1, Priority.STANDARD, 5, 9), (2, Priority.STANDARD, 50, 9))
+    preempted = next(r for r in line if r.request_id == 2)
+    preempted.preempted_since_ns = 99 * SECOND_NS
+    assert _order(line) == [2, 1]
