@@ -24,7 +24,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "headrace"
-MAX_MESSAGE_CHARACTERS = 1000
+MAX_MESSAGE_BYTES = 1000  # percent-encoded in a trailer it can be three times that
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -33,6 +33,7 @@ class Reason(StrEnum):
 
     INVALID_FIELD = "INVALID_FIELD"
     CONTEXT_LENGTH = "CONTEXT_LENGTH"  # the prompt leaves no room in the context
+    OUT_OF_VOCABULARY = "OUT_OF_VOCABULARY"  # a token id that the model does not have
     KV_CAPACITY = "KV_CAPACITY"  # prompt + max_tokens never fit the KV pool
     EMPTY_PROMPT = "EMPTY_PROMPT"  # the input encodes to no token
     INPUT_TOO_LARGE = "INPUT_TOO_LARGE"  # refused before encoding
@@ -57,7 +58,7 @@ class HeadraceError(Exception):
     Attributes:
         code: the gRPC status code, an integer of `google.rpc.Code`.
         reason: a `Reason`, or the unknown word of a newer server.
-        message: one sentence; never holds a prompt.
+        message: one sentence, cut to `MAX_MESSAGE_BYTES` of UTF-8; never holds a prompt.
         field: path of the field at fault, "" if none is.
         retry_after_s: seconds after which a retry can help; None if unknown or if none can.
         request_id: the server's id for the request, "" if unknown.
@@ -74,7 +75,7 @@ class HeadraceError(Exception):
         field: str = "",
         retry_after_s: float | None = None,
     ) -> None:
-        self.message = message[:MAX_MESSAGE_CHARACTERS]
+        self.message = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.reason = reason or self.default_reason
         self.field = field
         self.retry_after_s = retry_after_s

@@ -113,7 +113,7 @@ class EngineServiceProfileResponse(_message.Message):
     def __init__(self, chrome_trace: _Optional[bytes] = ...) -> None: ...
 
 class OpenGeneration(_message.Message):
-    __slots__ = ("generation_id", "request_id", "prompt_token_ids", "sampling", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "n", "logprobs", "prompt_logprobs", "priority", "cache_salt", "timeout_ns", "credit_count", "traceparent", "tracestate")
+    __slots__ = ("generation_id", "request_id", "prompt_token_ids", "sampling", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "n", "logprobs", "prompt_logprobs", "priority", "cache_salt", "timeout_ns", "credit_count", "traceparent", "tracestate", "bad_token_sequences")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class OpenGeneration(_message.Message):
     CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    BAD_TOKEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -148,37 +149,44 @@ class OpenGeneration(_message.Message):
     credit_count: int
     traceparent: str
     tracestate: str
-    def __init__(self, generation_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.Priority, str]] = ..., cache_salt: _Optional[bytes] = ..., timeout_ns: _Optional[int] = ..., credit_count: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    bad_token_sequences: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenIds]
+    def __init__(self, generation_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.Priority, str]] = ..., cache_salt: _Optional[bytes] = ..., timeout_ns: _Optional[int] = ..., credit_count: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., bad_token_sequences: _Optional[_Iterable[_Union[_generation_pb2.TokenIds, _Mapping]]] = ...) -> None: ...
 
 class GrantCredits(_message.Message):
-    __slots__ = ("generation_id", "credit_count")
+    __slots__ = ("generation_id", "credit_count", "index")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
     credit_count: int
-    def __init__(self, generation_id: _Optional[int] = ..., credit_count: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, generation_id: _Optional[int] = ..., credit_count: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class CancelGeneration(_message.Message):
-    __slots__ = ("generation_id",)
+    __slots__ = ("generation_id", "index")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
-    def __init__(self, generation_id: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, generation_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class GenerationOutput(_message.Message):
-    __slots__ = ("generation_id", "index", "token_ids", "logprobs", "first_token_timings", "ending")
+    __slots__ = ("generation_id", "index", "token_ids", "logprobs", "first_token_timings", "ending", "prompt_logprobs")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ENDING_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
     first_token_timings: EngineTimings
     ending: GenerationEnding
-    def __init__(self, generation_id: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., first_token_timings: _Optional[_Union[EngineTimings, _Mapping]] = ..., ending: _Optional[_Union[GenerationEnding, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, generation_id: _Optional[int] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., first_token_timings: _Optional[_Union[EngineTimings, _Mapping]] = ..., ending: _Optional[_Union[GenerationEnding, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class GenerationEnding(_message.Message):
     __slots__ = ("finish_reason", "matched_token_id", "usage", "timings", "error_code", "error_reason", "error_field", "error_message")

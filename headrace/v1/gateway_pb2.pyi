@@ -16,7 +16,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, generation: _Optional[_Union[_generation_pb2.Generation, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("answers", "usage", "timings", "request_id", "trace_id", "model", "metadata")
+    __slots__ = ("answers", "usage", "timings", "request_id", "trace_id", "model", "metadata", "prompt_logprobs")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class GenerateResponse(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     answers: _containers.RepeatedCompositeFieldContainer[Answer]
     usage: _generation_pb2.Usage
     timings: _timings_pb2.StageTimings
@@ -38,7 +39,8 @@ class GenerateResponse(_message.Message):
     trace_id: str
     model: str
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_timings_pb2.StageTimings, _Mapping]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, answers: _Optional[_Iterable[_Union[Answer, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_timings_pb2.StageTimings, _Mapping]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class GenerateStreamRequest(_message.Message):
     __slots__ = ("generation",)
@@ -161,7 +163,7 @@ class Delta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Final(_message.Message):
-    __slots__ = ("endings", "usage", "timings", "request_id", "trace_id", "model", "metadata")
+    __slots__ = ("endings", "usage", "timings", "request_id", "trace_id", "model", "metadata", "prompt_logprobs")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +178,7 @@ class Final(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     endings: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Ending]
     usage: _generation_pb2.Usage
     timings: _timings_pb2.StageTimings
@@ -183,7 +186,8 @@ class Final(_message.Message):
     trace_id: str
     model: str
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_timings_pb2.StageTimings, _Mapping]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[_timings_pb2.StageTimings, _Mapping]] = ..., request_id: _Optional[str] = ..., trace_id: _Optional[str] = ..., model: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class SessionOpen(_message.Message):
     __slots__ = ("generation", "credit_count")

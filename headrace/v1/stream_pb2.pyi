@@ -41,10 +41,12 @@ class DeliverOpen(_message.Message):
     def __init__(self, engine_address: _Optional[str] = ..., generation: _Optional[_Union[_engine_pb2.OpenGeneration, _Mapping]] = ..., stop: _Optional[_Union[_generation_pb2.StopConditions, _Mapping]] = ..., include_token_ids: _Optional[bool] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class DeliverCredits(_message.Message):
-    __slots__ = ("credit_count",)
+    __slots__ = ("credit_count", "index")
     CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     credit_count: int
-    def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, credit_count: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class DeliverCancel(_message.Message):
     __slots__ = ()
@@ -67,16 +69,18 @@ class DeliverDelta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., first_token_timings: _Optional[_Union[FirstTokenTimings, _Mapping]] = ...) -> None: ...
 
 class DeliverFinal(_message.Message):
-    __slots__ = ("endings", "usage", "engine_timings", "relay_timings")
+    __slots__ = ("endings", "usage", "engine_timings", "relay_timings", "prompt_logprobs")
     ENDINGS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     RELAY_TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     endings: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Ending]
     usage: _generation_pb2.Usage
     engine_timings: _engine_pb2.EngineTimings
     relay_timings: RelayTimings
-    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., engine_timings: _Optional[_Union[_engine_pb2.EngineTimings, _Mapping]] = ..., relay_timings: _Optional[_Union[RelayTimings, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
+    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., engine_timings: _Optional[_Union[_engine_pb2.EngineTimings, _Mapping]] = ..., relay_timings: _Optional[_Union[RelayTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class FirstTokenTimings(_message.Message):
     __slots__ = ("total_ns", "engine_hop_ns", "engine_ns", "queue_ns", "prefill_ns")

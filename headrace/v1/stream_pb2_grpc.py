@@ -51,7 +51,7 @@ class StreamServiceServicer:
     def Deliver(self, request_iterator, context):
         """Delivers one generation. The first command is open; the stream ends with one final message, or with
         a status: INVALID_ARGUMENT (a field), UNAVAILABLE (the engine was lost or is shutting down),
-        DEADLINE_EXCEEDED, CANCELLED, RESOURCE_EXHAUSTED (the engine's queue is full), INTERNAL.
+        DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
         Closing the sending side grants no more credits and does not cancel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

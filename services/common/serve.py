@@ -22,8 +22,7 @@ from typing import Protocol, TypeVar
 
 import grpc.aio
 import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace import channels, errors
@@ -145,23 +144,23 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
     telemetry = Telemetry(name, loaded.trace)
     interceptor = CallInterceptor(telemetry, log, life.refusal)
     server = grpc.aio.server(interceptors=[interceptor], options=channels.SERVER_OPTIONS)
-    health = HealthServicer()
+    health_servicer = health.aio.HealthServicer()
     service: Service | None = None
     try:
         service = build(loaded, telemetry, log)
         names = service.register(server)
         for watched in ("", *names):
-            await health.set(watched, health_pb2.HealthCheckResponse.NOT_SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+            await health_servicer.set(watched, health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
         _listen(server, loaded.server)
         await server.start()
-        await _until_stopped(life, service, health, log, loaded.server, names)
+        await _until_stopped(life, service, health_servicer, log, loaded.server, names)
         await _drain(life, service, interceptor, loaded.server.grace_s, log)
     except StartError as error:
         log.error("cannot go on", reason=str(error))
         life.state = State.STOPPED
-        await health.enter_graceful_shutdown()
+        await health_servicer.enter_graceful_shutdown()
         await _end_open_calls(interceptor)
         return FAILED
     finally:
@@ -182,7 +181,12 @@ def _listen(server: grpc.aio.Server, where: ServerSettings) -> None:
 
 
 async def _until_stopped(
-    life: _Life, service: Service, health: HealthServicer, log: logs.Log, where: ServerSettings, names: list[str]
+    life: _Life,
+    service: Service,
+    health_servicer: health.aio.HealthServicer,
+    log: logs.Log,
+    where: ServerSettings,
+    names: list[str],
 ) -> None:
     """Starts the service, serves, and returns when asked to stop. Raises StartError when it fails."""
     asked = asyncio.ensure_future(life.asked_to_stop.wait())
@@ -194,13 +198,13 @@ async def _until_stopped(
             start.result()
             life.state = State.SERVING
             for watched in ("", *names):
-                await health.set(watched, health_pb2.HealthCheckResponse.SERVING)
+                await health_servicer.set(watched, health_pb2.HealthCheckResponse.SERVING)
             log.info("serving", address=where.address)
             await asyncio.wait({asked, failure}, return_when=asyncio.FIRST_COMPLETED)
         if failure.done():
             raise StartError(failure.result())
         life.state = State.DRAINING
-        await health.enter_graceful_shutdown()
+        await health_servicer.enter_graceful_shutdown()
     finally:
         for task in (asked, start, failure):
             task.cancel()

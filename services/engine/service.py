@@ -111,6 +111,7 @@ class _Open:
 
     attached: _Attached
     generation_id: int
+    index: int
     command: engine_pb2.OpenGeneration
     arrival_ns: int
 
@@ -121,7 +122,12 @@ class _Attached:
 
     outbox: list[engine_pb2.GenerationOutput] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    engine_ids: dict[int, int] = field(default_factory=dict)  # generation id → the engine's own request id
+    engine_ids: dict[int, dict[int, int]] = field(default_factory=dict)  # generation → answer → engine's own id
+
+    def running(self, generation_id: int, index: int | None = None) -> list[int]:
+        """The engine's ids of a generation's answers that have not ended, or of one of them."""
+        answers = self.engine_ids.get(generation_id, {})
+        return [engine_id for answer, engine_id in answers.items() if index is None or answer == index]
 
     def tell(self, output: engine_pb2.GenerationOutput) -> None:
         self.outbox.append(output)
@@ -172,8 +178,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                     await attached.wake.wait()
         finally:
             commands.cancel()
-            for engine_id in list(attached.engine_ids.values()):
-                self._engine_loop().abort(engine_id)
+            for generation_id in attached.engine_ids:
+                for engine_id in attached.running(generation_id):
+                    self._engine_loop().abort(engine_id)
             attached.engine_ids.clear()
 
     async def _obey(self, requests: AsyncIterator[engine_pb2.AttachRequest], attached: _Attached) -> None:
@@ -183,31 +190,31 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 command = request.WhichOneof("command")
                 if command == "open":
                     self._start(request.open, attached)
-                elif command == "grant" and request.grant.generation_id in attached.engine_ids:
-                    loop.grant(attached.engine_ids[request.grant.generation_id], request.grant.credit_count)
-                elif command == "cancel" and request.cancel.generation_id in attached.engine_ids:
-                    loop.abort(attached.engine_ids[request.cancel.generation_id])
+                elif command == "grant":
+                    for engine_id in attached.running(request.grant.generation_id, request.grant.index):
+                        loop.grant(engine_id, request.grant.credit_count)
+                elif command == "cancel":
+                    index = request.cancel.index if request.cancel.HasField("index") else None
+                    for engine_id in attached.running(request.cancel.generation_id, index):
+                        loop.abort(engine_id)
         finally:
             attached.wake.set()
 
     def _start(self, command: engine_pb2.OpenGeneration, attached: _Attached) -> None:
         arrival_ns = time.monotonic_ns()
-        engine_id = next(self._ids)
-        self._open[engine_id] = _Open(attached, command.generation_id, command, arrival_ns)
-        attached.engine_ids[command.generation_id] = engine_id
         self.idle.clear()
-        if command.n > 1 or command.HasField("prompt_logprobs"):
-            refused = RequestRefused("n" if command.n > 1 else "prompt_logprobs", "NOT_HONOURED", "not honoured yet")
-            self._refuse(engine_id, refused)
-            return
-        self._engine_loop().add(wire.request_of(command, engine_id, arrival_ns))
+        for index in range(max(1, command.n)):
+            engine_id = next(self._ids)
+            self._open[engine_id] = _Open(attached, command.generation_id, index, command, arrival_ns)
+            attached.engine_ids.setdefault(command.generation_id, {})[index] = engine_id
+            self._engine_loop().add(wire.request_of(command, index, engine_id, arrival_ns))
 
     def _publish(self, step: StepOutput) -> None:
         for output in step.outputs:
             opened = self._open.get(output.request_id)
             if opened is None:
                 continue
-            opened.attached.tell(wire.output_of(output, opened.generation_id))
+            opened.attached.tell(wire.output_of(output, opened.generation_id, opened.index))
             if output.finish is not None:
                 self._close(output.request_id)
                 spans.record(self._telemetry, opened.command, output)
@@ -215,12 +222,15 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     def _refuse(self, engine_id: int, refusal: RequestRefused) -> None:
         opened = self._open.get(engine_id)
         if opened is not None:
-            opened.attached.tell(wire.refusal_of(refusal, opened.generation_id))
+            opened.attached.tell(wire.refusal_of(refusal, opened.generation_id, opened.index))
             self._close(engine_id)
 
     def _close(self, engine_id: int) -> None:
         opened = self._open.pop(engine_id)
-        opened.attached.engine_ids.pop(opened.generation_id, None)
+        answers = opened.attached.engine_ids.get(opened.generation_id, {})
+        answers.pop(opened.index, None)
+        if not answers:
+            opened.attached.engine_ids.pop(opened.generation_id, None)
         if not self._open:
             self.idle.set()
 
@@ -296,7 +306,7 @@ def _facts(
 
 
 def _default_sampling(directory: Path) -> generation_pb2.SamplingParameters:
-    """What generation_config.json says of sampling; `do_sample: false` there means nothing is said.
+    """What generation_config.json says of sampling, whatever its `do_sample`: a value that is there is meant.
 
     Raises:
         StartError: the file is there and is not a JSON object, or a value has the wrong type.

@@ -7,6 +7,7 @@ import time
 import numpy as np
 from google.rpc import code_pb2
 
+from headrace import errors
 from headrace.v1 import engine_pb2, generation_pb2, timings_pb2
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage
 from services.engine.request import (
@@ -16,6 +17,7 @@ from services.engine.request import (
     Request,
     RequestRefused,
     SamplingParams,
+    answer_seed,
 )
 
 _PRIORITIES = {
@@ -40,10 +42,9 @@ _QUEUE = {
 _SHUTTING_DOWN = "SHUTTING_DOWN"
 
 
-def request_of(command: engine_pb2.OpenGeneration, request_id: int, arrival_ns: int) -> Request:
-    """The engine's request for an open command; values are checked when it is added."""
+def request_of(command: engine_pb2.OpenGeneration, index: int, request_id: int, arrival_ns: int) -> Request:
+    """The engine's request for one answer of an open command; values are checked when it is added."""
     sampling = command.sampling
-    defaults = SamplingParams()
     given = {
         name: getattr(sampling, name)
         for name in (
@@ -58,14 +59,17 @@ def request_of(command: engine_pb2.OpenGeneration, request_id: int, arrival_ns: 
         )
         if sampling.HasField(name)
     }
+    if "seed" in given:
+        given["seed"] = answer_seed(given["seed"], index)
     return Request(
         request_id,
         np.array(command.prompt_token_ids, dtype=np.int32),
         max_tokens=command.max_tokens if command.HasField("max_tokens") else None,
         sampling=SamplingParams(
-            **{"top_k": defaults.top_k, **given},
+            **given,
             logit_bias=dict(sampling.logit_bias),
             allowed_token_ids=tuple(sampling.allowed_token_ids) or None,
+            bad_sequences=tuple(tuple(sequence.ids) for sequence in command.bad_token_sequences),
             min_tokens=command.min_tokens,
             logprobs=command.logprobs if command.HasField("logprobs") else None,
         ),
@@ -79,9 +83,9 @@ def request_of(command: engine_pb2.OpenGeneration, request_id: int, arrival_ns: 
     )
 
 
-def output_of(output: RequestOutput, generation_id: int) -> engine_pb2.GenerationOutput:
-    """The contract's message for one request's news of one step."""
-    message = engine_pb2.GenerationOutput(generation_id=generation_id, token_ids=output.token_ids)
+def output_of(output: RequestOutput, generation_id: int, index: int) -> engine_pb2.GenerationOutput:
+    """The contract's message for one answer's news of one step."""
+    message = engine_pb2.GenerationOutput(generation_id=generation_id, index=index, token_ids=output.token_ids)
     for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=False):
         alternatives = [
             generation_pb2.TokenAlternative(token_id=top_id, logprob=logprob)
@@ -108,14 +112,15 @@ def output_of(output: RequestOutput, generation_id: int) -> engine_pb2.Generatio
     return message
 
 
-def refusal_of(refusal: RequestRefused, generation_id: int) -> engine_pb2.GenerationOutput:
-    """The ending of a request that the engine refused; fields are named as a caller of the gateway knows them."""
-    message = engine_pb2.GenerationOutput(generation_id=generation_id)
+def refusal_of(refusal: RequestRefused, generation_id: int, index: int) -> engine_pb2.GenerationOutput:
+    """The ending of an answer that the engine refused; the field is the engine's name for it."""
+    message = engine_pb2.GenerationOutput(generation_id=generation_id, index=index)
     message.ending.finish_reason = generation_pb2.FINISH_REASON_ERROR
     shutting_down = refusal.reason == _SHUTTING_DOWN
     message.ending.error_code = code_pb2.UNAVAILABLE if shutting_down else code_pb2.INVALID_ARGUMENT
-    message.ending.error_reason = refusal.reason
-    message.ending.error_field = f"generation.{refusal.field}" if refusal.field else ""
+    known = refusal.reason in errors.Reason.__members__
+    message.ending.error_reason = refusal.reason if known else errors.Reason.INVALID_FIELD
+    message.ending.error_field = refusal.field
     message.ending.error_message = str(refusal)
     return message
 

@@ -47,12 +47,14 @@ class Tokenizer:
                 )
             return response
 
-    async def decode(self, token_ids: Sequence[int], parent: Span, *, include_special_tokens: bool) -> str:
+    async def decode(
+        self, token_ids: Sequence[int], parent: Span, timeout_s: float | None, *, include_special_tokens: bool
+    ) -> str:
         """Text of ids. Raises HeadraceError."""
         with _client_span(self._telemetry, "headrace.v1.TokenizerService/Decode", parent) as span:
             request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, include_special_tokens=include_special_tokens)
             with _errors_of(self._peer):
-                return str((await self._stub.Decode(request, metadata=_headers(span))).text)
+                return str((await self._stub.Decode(request, timeout=timeout_s, metadata=_headers(span))).text)
 
 
 class Delivery:
@@ -67,9 +69,9 @@ class Delivery:
             async for message in self._call:
                 yield message
 
-    async def grant(self, credit_count: int) -> None:
-        """The reader took this many tokens; a call that has ended needs no credits."""
-        taken = stream_pb2.DeliverCredits(credit_count=credit_count)
+    async def grant(self, credit_count: int, index: int) -> None:
+        """The reader took this many tokens of an answer; a call that has ended needs no credits."""
+        taken = stream_pb2.DeliverCredits(credit_count=credit_count, index=index)
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.write(stream_pb2.DeliverRequest(credits=taken))
 

@@ -78,16 +78,26 @@ class Pipeline:
         Raises:
             errors.HeadraceError: however it failed.
         """
+        try:
+            return await self._run(generation, ticket, send, whole=whole)
+        except errors.InvalidArgument as error:
+            error.field = validation.contract_path(error.field, generation)
+            raise
+
+    async def _run(
+        self, generation: generation_pb2.Generation, ticket: Ticket, send: Send, *, whole: bool
+    ) -> gateway_pb2.Final:
         watch = ticket.watch
         with self._admit(generation, ticket) as facts:
-            prompt, encode_timings = await self._encode(generation, ticket)
+            prompt, bad_sequences, encode_timings = await self._encode(generation, ticket)
             _check_room(generation, len(prompt), facts)
             with self._route(facts.model, ticket) as engine:
                 opening = _opening(generation, ticket, prompt, facts, engine.address, whole=whole)
+                opening.generation.bad_token_sequences.extend(bad_sequences)
                 if not whole:
                     opening.generation.credit_count = self._limits.credit_window
                 async with self._peers.relays.deliver(opening, ticket.span, ticket.timeout_s()) as delivery:
-                    first, final = await self._relay(delivery, watch, send)
+                    first, final = await self._relay(delivery, watch, send, grants=not whole)
         watch.finished = time.monotonic_ns()
         answer = gateway_pb2.Final(
             endings=final.endings,
@@ -97,6 +107,7 @@ class Pipeline:
             trace_id=telemetry.trace_id(ticket.span),
             model=facts.model,
             metadata=generation.metadata,
+            prompt_logprobs=final.prompt_logprobs,
         )
         _describe_answer(ticket, answer)
         return answer
@@ -128,24 +139,30 @@ class Pipeline:
 
     async def _encode(
         self, generation: generation_pb2.Generation, ticket: Ticket
-    ) -> tuple[Sequence[int], tokenizer_pb2.EncodeTimings | None]:
-        """The prompt's token ids; token ids given by the caller are used as they are."""
+    ) -> tuple[Sequence[int], Sequence[generation_pb2.TokenIds], tokenizer_pb2.EncodeTimings | None]:
+        """The prompt's token ids and those of the bad words, in one call; token ids are used as they are."""
         kind = generation.WhichOneof("input")
-        if kind == "token_ids":
+        inputs = []
+        if kind == "chat":
+            inputs.append(tokenizer_pb2.EncodeInput(chat=generation.chat))
+        elif kind == "prompt":
+            inputs.append(tokenizer_pb2.EncodeInput(text=generation.prompt))
+        for word in generation.sampling.bad_words:
+            inputs += [tokenizer_pb2.EncodeInput(text=word), tokenizer_pb2.EncodeInput(text=f" {word.lstrip()}")]
+        if not inputs:
             ticket.watch.encoded = ticket.watch.admitted
-            return generation.token_ids.ids, None
-        text = tokenizer_pb2.EncodeInput(chat=generation.chat) if kind == "chat" else None
-        response = await self._peers.tokenizer.encode(
-            [text or tokenizer_pb2.EncodeInput(text=generation.prompt)], ticket.span, ticket.timeout_s()
-        )
+            return generation.token_ids.ids, (), None
+        response = await self._peers.tokenizer.encode(inputs, ticket.span, ticket.timeout_s())
         ticket.watch.encoded = time.monotonic_ns()
+        if kind == "token_ids":
+            return generation.token_ids.ids, response.encodings, response.timings
         ids = response.encodings[0].ids
         if not ids:
             path = f"generation.{kind}"
             raise errors.InvalidArgument(
                 f"{path} encodes to no token; expected at least one", field=path, reason=errors.Reason.EMPTY_PROMPT
             )
-        return ids, response.timings
+        return ids, [words for words in response.encodings[1:] if words.ids], response.timings
 
     @contextlib.contextmanager
     def _route(self, model: str, ticket: Ticket) -> Iterator[Engine]:
@@ -162,11 +179,11 @@ class Pipeline:
             yield engine
 
     async def _relay(
-        self, delivery: Delivery, watch: Stopwatch, send: Send
+        self, delivery: Delivery, watch: Stopwatch, send: Send, *, grants: bool
     ) -> tuple[stream_pb2.FirstTokenTimings, stream_pb2.DeliverFinal]:
         """Hands deltas on, and credits back as they are taken, up to the final message."""
         first: stream_pb2.FirstTokenTimings | None = None
-        owed = 0  # credits that the reader has earned and the engine has not got yet
+        owed: dict[int, int] = {}  # credits that the reader has earned and the engine has not got yet, by answer
         async for message in delivery.messages():
             received = time.monotonic_ns()
             if message.HasField("final"):
@@ -187,10 +204,11 @@ class Pipeline:
             if first is None:
                 first = delta.first_token_timings
                 watch.first_received, watch.first_sent = received, time.monotonic_ns()
-            owed += delta.token_count
-            if owed >= self._limits.credit_window // 4:
-                await delivery.grant(owed)
-                owed = 0
+            earned = owed.get(delta.index, 0) + delta.token_count
+            if grants and earned >= self._limits.credit_window // 4:
+                await delivery.grant(earned, delta.index)
+                earned = 0
+            owed[delta.index] = earned
         raise errors.Unavailable("the stream process ended the answer without a final message")
 
 
@@ -232,7 +250,9 @@ def _opening(
         min_tokens=generation.min_tokens,
         stop_token_ids=generation.stop.token_ids,
         ignore_eos=generation.stop.ignore_eos,
-        n=1,
+        n=generation.n or 1,
+        logprobs=generation.logprobs if generation.HasField("logprobs") else None,
+        prompt_logprobs=generation.prompt_logprobs if generation.HasField("prompt_logprobs") else None,
         priority=generation.priority or generation_pb2.PRIORITY_STANDARD,
         credit_count=UNLIMITED_CREDITS,
     )

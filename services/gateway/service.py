@@ -101,20 +101,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         with self._inside_as(call) as ticket:
             final = await self._pipeline.run(request.generation, ticket, collect, whole=True)
         call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
-        answer = gateway_pb2.Answer(
-            text="".join(delta.text for delta in deltas),
-            token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
-            logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
-            ending=final.endings[0],
-        )
+        answers = [_answer([d for d in deltas if d.index == ending.index], ending) for ending in final.endings]
         return gateway_pb2.GenerateResponse(
-            answers=[answer],
+            answers=answers,
             usage=final.usage,
             timings=final.timings,
             request_id=final.request_id,
             trace_id=final.trace_id,
             model=final.model,
             metadata=final.metadata,
+            prompt_logprobs=final.prompt_logprobs,
         )
 
     async def GenerateStream(self, request: gateway_pb2.GenerateStreamRequest, call: Call) -> None:  # noqa: N802
@@ -155,7 +151,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         facts = self._router.facts(request.model)
         validation.check_token_ids(request.token_ids, facts.vocabulary_size, "token_ids")
         text = await self._peers.tokenizer.decode(
-            request.token_ids, call.span, include_special_tokens=request.include_special_tokens
+            request.token_ids, call.span, call.timeout_s(), include_special_tokens=request.include_special_tokens
         )
         return gateway_pb2.DetokenizeResponse(text=text)
 
@@ -213,6 +209,15 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             raise errors.ResourceExhausted(
                 f"the reader took nothing for {self._slow_reader_s:g} s", reason=errors.Reason.SLOW_CONSUMER
             ) from None
+
+
+def _answer(deltas: list[gateway_pb2.Delta], ending: generation_pb2.Ending) -> gateway_pb2.Answer:
+    return gateway_pb2.Answer(
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
+        ending=ending,
+    )
 
 
 async def _ignore(delta: gateway_pb2.Delta) -> None:

@@ -22,6 +22,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED = 4096
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 256
 MAX_REQUEST_ID = 128
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -46,6 +48,7 @@ def check_generation(generation: Generation, vocabulary_size: int, context_lengt
     check_input(generation, vocabulary_size, context_length, "generation")
     _check_lengths(generation)
     check_sampling(generation.sampling, vocabulary_size, "generation.sampling")
+    _check_bad_words(generation.sampling.bad_words, "generation.sampling.bad_words")
     _check_stop(generation.stop, vocabulary_size, "generation.stop")
     _check_labels(generation)
     _check_not_honoured(generation)
@@ -144,6 +147,14 @@ def check_sampling(sampling: SamplingParameters, vocabulary_size: int, path: str
     check_token_ids(sampling.allowed_token_ids, vocabulary_size, f"{path}.allowed_token_ids")
 
 
+def _check_bad_words(words: Sequence[str], path: str) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        _refuse(path, f"{len(words)} words", f"at most {MAX_BAD_WORDS}")
+    for position, word in enumerate(words):
+        if not 1 <= len(word) <= MAX_BAD_WORD_CHARACTERS:
+            _refuse(f"{path}[{position}]", f"{len(word)} characters", f"1 to {MAX_BAD_WORD_CHARACTERS} characters")
+
+
 def _check_stop(stop: generation_pb2.StopConditions, vocabulary_size: int, path: str) -> None:
     if len(stop.strings) > MAX_STOP_STRINGS:
         _refuse(f"{path}.strings", f"{len(stop.strings)} strings", f"at most {MAX_STOP_STRINGS}")
@@ -173,13 +184,9 @@ def _check_labels(generation: Generation) -> None:
 
 def _check_not_honoured(generation: Generation) -> None:
     """Fields of the contract that later versions honour: refused by name, never silently ignored."""
-    sampling = generation.sampling
     asked = {
-        "generation.n": generation.n > 1,
-        "generation.logprobs": generation.HasField("logprobs"),
         "generation.prompt_logprobs": generation.HasField("prompt_logprobs"),
         "generation.resumable": generation.resumable,
-        "generation.sampling.bad_words": bool(sampling.bad_words),
     }
     for path, used in asked.items():
         if used:
@@ -188,3 +195,21 @@ def _check_not_honoured(generation: Generation) -> None:
 
 def _refuse(path: str, value: object, wanted: str, reason: str = Reason.INVALID_FIELD) -> NoReturn:
     raise InvalidArgument(f"{path} is {value}; expected {wanted}", field=path, reason=reason)
+
+
+_ENGINE_PATHS = {"stop_token_ids": "stop.token_ids", "bad_sequences": "sampling.bad_words"}
+_INPUT_FIELDS = ("prompt", "input")
+
+
+def contract_path(field: str, generation: Generation) -> str:
+    """Path in the contract of a field that the tokenizer or the engine named in its own words.
+
+    `chat.messages[0].role` of the tokenizer, `prompt` or `temperature` of the engine, and their like.
+    """
+    if not field or field.startswith("generation"):
+        return field
+    if field in _INPUT_FIELDS:
+        return f"generation.{generation.WhichOneof('input')}"
+    if field in SamplingParameters.DESCRIPTOR.fields_by_name:
+        return f"generation.sampling.{field}"
+    return f"generation.{_ENGINE_PATHS.get(field, field)}"

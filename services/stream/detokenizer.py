@@ -63,6 +63,17 @@ class DetokenizerFactory:
         except Exception as error:  # the library raises bare Exception for files that it cannot use
             raise ValueError(f"{file} cannot be read as a tokenizer ({error})") from error
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token's text, a control token's included; need not be whole characters."""
+        table = self._table
+        if table.kind == "bytes" and 0 <= token_id < len(table.bytes_of) and table.bytes_of[token_id]:
+            return table.bytes_of[token_id]
+        if table.kind == "pieces" and 0 <= token_id < len(table.pieces):
+            piece = table.pieces[token_id]
+            if piece is not None:
+                return bytes([piece]) if isinstance(piece, int) else piece.encode()
+        return (self._tokenizer.id_to_token(token_id) or "").encode()
+
     def new(self) -> Detokenizer:
         """Return a detokenizer for one answer."""
         if self._table.kind == "bytes":

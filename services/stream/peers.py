@@ -39,19 +39,19 @@ class Generation:
     def __init__(self, attachment: Attachment, generation_id: int) -> None:
         self._attachment, self.generation_id = attachment, generation_id
 
-    def grant(self, credit_count: int) -> None:
-        """Lets the engine generate this many tokens more."""
-        grant = engine_pb2.GrantCredits(generation_id=self.generation_id, credit_count=credit_count)
+    def grant(self, credit_count: int, index: int = 0) -> None:
+        """Lets the engine generate this many tokens more of one answer."""
+        grant = engine_pb2.GrantCredits(generation_id=self.generation_id, credit_count=credit_count, index=index)
         self._attachment.send(self.generation_id, engine_pb2.AttachRequest(grant=grant))
 
-    def cancel(self) -> None:
-        """Tells the engine to end it; its ending still comes."""
-        self._attachment.send(self.generation_id, _cancel(self.generation_id))
+    def cancel(self, index: int | None = None) -> None:
+        """Tells the engine to end it, or one of its answers; the endings still come."""
+        self._attachment.send(self.generation_id, _cancel(self.generation_id, index))
 
     def abandon(self) -> None:
         """Cancels it and listens no more."""
         self.cancel()
-        self._attachment.listeners.pop(self.generation_id, None)
+        self._attachment.forget(self.generation_id)
 
 
 class Attachment:
@@ -60,6 +60,7 @@ class Attachment:
     def __init__(self, address: str, log: Log) -> None:
         self.address = address
         self.listeners: dict[int, Listener] = {}
+        self._unended: dict[int, int] = {}  # answers that have not ended, by generation
         self.lost = False
         self._closing = False
         self._log = log
@@ -73,6 +74,7 @@ class Attachment:
         """Starts a generation; `command.generation_id` is set here."""
         command.generation_id = next(self._ids)
         self.listeners[command.generation_id] = listener
+        self._unended[command.generation_id] = max(1, command.n)
         self.send(command.generation_id, engine_pb2.AttachRequest(open=command))
         return Generation(self, command.generation_id)
 
@@ -80,6 +82,16 @@ class Attachment:
         """Queues a command of an open generation; dropped if it has ended."""
         if generation_id in self.listeners:
             self._commands.put_nowait(command)
+
+    def forget(self, generation_id: int) -> None:
+        """Listens to a generation no more; idempotent."""
+        self.listeners.pop(generation_id, None)
+        self._unended.pop(generation_id, None)
+
+    def _ended(self, generation_id: int) -> None:
+        self._unended[generation_id] -= 1
+        if not self._unended[generation_id]:
+            self.forget(generation_id)
 
     async def close(self) -> None:
         """Ends the call; its generations are lost."""
@@ -108,7 +120,7 @@ class Attachment:
             call.cancel()
             if not self._closing:
                 self._log.warning("engine lost", address=self.address, open=len(self.listeners), reason=str(error))
-            listeners, self.listeners = self.listeners, {}
+            listeners, self.listeners, self._unended = self.listeners, {}, {}
             for listener in listeners.values():
                 listener.on_lost(error)
             await self._channel.close()
@@ -123,13 +135,13 @@ class Attachment:
             if listener is None:
                 continue
             if output.HasField("ending"):
-                del self.listeners[output.generation_id]
+                self._ended(output.generation_id)
             try:
                 listener.on_output(output)
             except Exception as error:  # noqa: BLE001 - one answer's fault must not end the others
                 self._log.error("relay failed", generation_id=output.generation_id, exc_info=error)
                 self.send(output.generation_id, _cancel(output.generation_id))
-                self.listeners.pop(output.generation_id, None)
+                self.forget(output.generation_id)
                 listener.on_lost(errors.Internal("the answer could not be turned into text"))
 
 
@@ -152,8 +164,8 @@ class Engines:
         await asyncio.gather(*(attachment.close() for attachment in self._attachments.values()))
 
 
-def _cancel(generation_id: int) -> engine_pb2.AttachRequest:
-    return engine_pb2.AttachRequest(cancel=engine_pb2.CancelGeneration(generation_id=generation_id))
+def _cancel(generation_id: int, index: int | None = None) -> engine_pb2.AttachRequest:
+    return engine_pb2.AttachRequest(cancel=engine_pb2.CancelGeneration(generation_id=generation_id, index=index))
 
 
 def _first(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.stream.stops import StopMatcher
 
@@ -28,10 +28,11 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one message carries. `token_ids` are those that it accounts for, in order."""
+    """What one message carries. `token_ids` are those that it accounts for, in order, and `logprobs` theirs."""
 
     text: str
     token_ids: list[int]
+    logprobs: list[Any]
 
 
 @dataclass(slots=True)
@@ -42,7 +43,6 @@ class RelayStatistics:
     last_token_ns: int = 0
     first_sent_ns: int = 0
     detokenize_ns: int = 0
-    send_blocked_ns: int = 0
     message_count: int = 0
     token_count: int = 0
 
@@ -73,13 +73,15 @@ class Relay:
     statistics: RelayStatistics = field(default_factory=RelayStatistics)
     _text: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
+    _logprobs: list[Any] = field(default_factory=list)
     _last_sent_ns: int = 0
 
-    def push(self, token_ids: Sequence[int], *, ending_token: bool = False) -> bool:
+    def push(self, token_ids: Sequence[int], logprobs: Sequence[Any] = (), *, ending_token: bool = False) -> bool:
         """Takes new tokens from the engine; whatever follows a matched stop string is ignored.
 
         Args:
             token_ids: in order.
+            logprobs: one entry for each of them, or none at all; passed on as they are.
             ending_token: the last of them ended the answer: it counts, and its text is not sent.
 
         Returns:
@@ -94,6 +96,7 @@ class Relay:
         visible = len(token_ids) - ending_token
         for position, token_id in enumerate(token_ids):
             self._token_ids.append(token_id)
+            self._logprobs += logprobs[position : position + 1]
             statistics.token_count += 1
             if position < visible and self._push_text(self.detokenizer.push((token_id,))):
                 break
@@ -131,8 +134,8 @@ class Relay:
         """The message that is due now, None if none is."""
         if self.due_in_ns() != 0:
             return None
-        piece = Piece("".join(self._text), self._token_ids)
-        self._text, self._token_ids = [], []
+        piece = Piece("".join(self._text), self._token_ids, self._logprobs)
+        self._text, self._token_ids, self._logprobs = [], [], []
         self._last_sent_ns = self.clock()
         self.statistics.first_sent_ns = self.statistics.first_sent_ns or self._last_sent_ns
         self.statistics.message_count += 1

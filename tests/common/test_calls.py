@@ -114,7 +114,7 @@ async def test_a_long_message_is_cut():
     async with serving(Scripted(lambda call: raising(errors.InvalidArgument("ä" * 20_000, field="x" * 100)))) as stub:
         code, error = await failure(stub.Generate(request()))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert len(error.message) <= errors.MAX_MESSAGE_CHARACTERS
+    assert 500 < len(error.message.encode()) <= errors.MAX_MESSAGE_BYTES
 
 
 async def test_refusal_while_not_ready():

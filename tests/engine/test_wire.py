@@ -12,7 +12,7 @@ from services.engine.request import FinishReason, Priority, QueueReason, Request
 def opened(**fields):
     fields.setdefault("prompt_token_ids", [1, 2, 3])
     fields.setdefault("credit_count", 8)
-    return wire.request_of(engine_pb2.OpenGeneration(**fields), 5, 1000)
+    return wire.request_of(engine_pb2.OpenGeneration(**fields), 0, 5, 1000)
 
 
 def test_unset_fields_are_off():
@@ -55,7 +55,7 @@ def test_an_ending_carries_usage_and_account():
     output = RequestOutput(
         5, (9,), finish=FinishReason.STOP, matched_stop_id=9, usage=usage(**clock, gaps_ns=[100, 300, 200])
     )
-    message = wire.output_of(output, 77)
+    message = wire.output_of(output, 77, 0)
     ending, timings = message.ending, message.ending.timings
     assert (message.generation_id, list(message.token_ids)) == (77, [9])
     assert (ending.finish_reason, ending.matched_token_id) == (generation_pb2.FINISH_REASON_STOP, 9)
@@ -71,7 +71,7 @@ def test_a_request_that_never_ran_has_only_a_queue():
     output = RequestOutput(
         5, finish=FinishReason.DEADLINE_EXCEEDED, usage=usage(finished_ns=400, queue_reason=QueueReason.KV)
     )
-    timings = wire.output_of(output, 1).ending.timings
+    timings = wire.output_of(output, 1, 0).ending.timings
     assert timings.queue_ns == 300
     assert timings.queue_reason == timings_pb2.QUEUE_REASON_KV
     assert (timings.prefill_ns, timings.decode_ns, timings.computed_token_count) == (0, 0, 0)
@@ -80,13 +80,14 @@ def test_a_request_that_never_ran_has_only_a_queue():
 def test_logprobs_stay_with_their_token():
     """One entry a token, alternatives in order."""
     output = RequestOutput(5, (9,), logprobs=(TokenLogprobs(-0.5, (9, 4), (-0.5, -1.5)),))
-    (entry,) = wire.output_of(output, 1).logprobs
+    (entry,) = wire.output_of(output, 1, 0).logprobs
     assert (entry.token_id, entry.logprob) == (9, -0.5)
     assert [(a.token_id, a.logprob) for a in entry.alternatives] == [(9, -0.5), (4, -1.5)]
 
 
 def test_a_refusal_is_an_ending_with_the_callers_field():
-    """INVALID_ARGUMENT naming the field; shutting down is UNAVAILABLE."""
-    ending = wire.refusal_of(RequestRefused("max_tokens", "KV_CAPACITY", "too large"), 3).ending
-    assert (ending.error_code, ending.error_reason, ending.error_field) == (3, "KV_CAPACITY", "generation.max_tokens")
-    assert wire.refusal_of(RequestRefused("", "SHUTTING_DOWN", "x"), 3).ending.error_code == 14
+    """INVALID_ARGUMENT naming the field; shutting down is UNAVAILABLE; reasons are those of the catalogue."""
+    ending = wire.refusal_of(RequestRefused("max_tokens", "KV_CAPACITY", "too large"), 3, 0).ending
+    assert (ending.error_code, ending.error_reason, ending.error_field) == (3, "KV_CAPACITY", "max_tokens")
+    assert wire.refusal_of(RequestRefused("top_p", "INVALID_VALUE", "x"), 3, 0).ending.error_reason == "INVALID_FIELD"
+    assert wire.refusal_of(RequestRefused("", "SHUTTING_DOWN", "x"), 3, 0).ending.error_code == 14

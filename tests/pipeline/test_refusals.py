@@ -68,16 +68,14 @@ BAD: list[tuple[str, Generation]] = [
         "generation.sampling.allowed_token_ids[0]",
         Generation(prompt="x", sampling=SamplingParameters(allowed_token_ids=[-1])),
     ),
+    ("generation.sampling.bad_words[0]", Generation(prompt="x", sampling=SamplingParameters(bad_words=[""]))),
     ("generation.request_id", Generation(prompt="x", request_id="r" * 129)),
     ("generation.metadata", Generation(prompt="x", metadata={"k" * 65: "v"})),
     ("generation.priority", Generation(prompt="x", priority=17)),
 ]
 NOT_HONOURED = [
-    ("generation.n", Generation(prompt="x", n=2)),
-    ("generation.logprobs", Generation(prompt="x", logprobs=0)),
     ("generation.prompt_logprobs", Generation(prompt="x", prompt_logprobs=1)),
     ("generation.resumable", Generation(prompt="x", resumable=True)),
-    ("generation.sampling.bad_words", Generation(prompt="x", sampling=SamplingParameters(bad_words=["y"]))),
 ]
 
 
