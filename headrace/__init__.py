@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.answers import Answer, Delta, FinishReason
+    from headrace.answers import Answer, Choice, Delta, FinishReason
     from headrace.client import AsyncClient, AsyncStream
     from headrace.errors import HeadraceError
     from headrace.sync_client import Client, Stream
@@ -16,6 +16,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "AsyncStream",
+    "Choice",
     "Client",
     "Delta",
     "FinishReason",
@@ -27,6 +28,7 @@ _HOMES = {
     "Answer": "answers",
     "AsyncClient": "client",
     "AsyncStream": "client",
+    "Choice": "answers",
     "Client": "sync_client",
     "Delta": "answers",
     "FinishReason": "answers",

@@ -18,7 +18,7 @@ Priority = Literal["interactive", "standard", "batch"]
 
 _DRAWING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_PLAIN = ("model", "max_tokens", "min_tokens", "request_id", "include_token_ids")
+_PLAIN = ("model", "max_tokens", "min_tokens", "n", "logprobs", "prompt_logprobs", "request_id", "include_token_ids")
 
 
 class Options(TypedDict, total=False):
@@ -32,6 +32,9 @@ class Options(TypedDict, total=False):
     model: str  # left out: the only model served
     max_tokens: int  # at least 1
     min_tokens: int
+    n: int  # answers to the same input
+    logprobs: int  # alternatives to report with each generated token's log probability
+    prompt_logprobs: int  # the same for the prompt
     temperature: float  # 0: greedy
     top_p: float
     top_k: int

@@ -30,6 +30,9 @@ def test_every_option() -> None:
         {
             "token_ids": [1, 2],
             "model": "m",
+            "n": 2,
+            "logprobs": 0,
+            "prompt_logprobs": 1,
             "top_p": 0.5,
             "min_p": 0.25,
             "repetition_penalty": 2.0,
@@ -62,6 +65,9 @@ def test_every_option() -> None:
     assert generation == generation_pb2.Generation(
         token_ids=generation_pb2.TokenIds(ids=[1, 2]),
         model="m",
+        n=2,
+        logprobs=0,
+        prompt_logprobs=1,
         sampling=sampling,
         stop=stop,
         priority=generation_pb2.PRIORITY_BATCH,
