@@ -7,6 +7,7 @@ Knows no channel and no server: an error becomes a `google.rpc.Status` and is re
     ├── Unauthenticated     UNAUTHENTICATED     no or unknown identity
     ├── PermissionDenied    PERMISSION_DENIED   known, but not allowed
     ├── NotFound            NOT_FOUND           no such model or stream
+    ├── Aborted             ABORTED             another reader resumed the stream
     ├── ResourceExhausted   RESOURCE_EXHAUSTED  a queue or quota is full; `retry_after_s` says when to retry
     ├── DeadlineExceeded    DEADLINE_EXCEEDED   the caller's time is up
     ├── Cancelled           CANCELLED           the caller gave up
@@ -43,6 +44,8 @@ class Reason(StrEnum):
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
     SLOW_CONSUMER = "SLOW_CONSUMER"  # the reader made no progress for too long
+    STREAM_NOT_FOUND = "STREAM_NOT_FOUND"  # nothing to resume: unknown, expired or another tenant's
+    SUPERSEDED = "SUPERSEDED"  # another reader resumed the stream
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     CANCELLED = "CANCELLED"
     STARTING = "STARTING"
@@ -109,6 +112,13 @@ class NotFound(HeadraceError):
 
     code = code_pb2.NOT_FOUND
     default_reason = Reason.MODEL_NOT_FOUND
+
+
+class Aborted(HeadraceError):
+    """Somebody else goes on with what this call was doing."""
+
+    code = code_pb2.ABORTED
+    default_reason = Reason.SUPERSEDED
 
 
 class ResourceExhausted(HeadraceError):

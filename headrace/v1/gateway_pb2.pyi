@@ -198,10 +198,12 @@ class SessionOpen(_message.Message):
     def __init__(self, generation: _Optional[_Union[_generation_pb2.Generation, _Mapping]] = ..., credit_count: _Optional[int] = ...) -> None: ...
 
 class SessionCredits(_message.Message):
-    __slots__ = ("credit_count",)
+    __slots__ = ("credit_count", "index")
     CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     credit_count: int
-    def __init__(self, credit_count: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, credit_count: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class SessionCancel(_message.Message):
     __slots__ = ()

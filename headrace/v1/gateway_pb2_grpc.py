@@ -112,8 +112,11 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateSession(self, request_iterator, context):
-        """Generates under the caller's own flow control, and resumes a broken stream.
-        Not yet honoured: UNIMPLEMENTED.
+        """Generates under the caller's own flow control, and resumes a broken stream. The first command is open or
+        resume. At most the granted tokens are generated; without credits for a while (60 s by default) the call ends
+        RESOURCE_EXHAUSTED (reason SLOW_CONSUMER). Further statuses: NOT_FOUND (unknown, expired or foreign stream id),
+        ABORTED (another reader resumed the stream; reason SUPERSEDED). Closing the sending side grants no more
+        credits and does not cancel.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -9,36 +9,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DeliverRequest(_message.Message):
-    __slots__ = ("open", "credits", "cancel")
+    __slots__ = ("open", "credits", "cancel", "resume")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     open: DeliverOpen
     credits: DeliverCredits
     cancel: DeliverCancel
-    def __init__(self, open: _Optional[_Union[DeliverOpen, _Mapping]] = ..., credits: _Optional[_Union[DeliverCredits, _Mapping]] = ..., cancel: _Optional[_Union[DeliverCancel, _Mapping]] = ...) -> None: ...
+    resume: DeliverResume
+    def __init__(self, open: _Optional[_Union[DeliverOpen, _Mapping]] = ..., credits: _Optional[_Union[DeliverCredits, _Mapping]] = ..., cancel: _Optional[_Union[DeliverCancel, _Mapping]] = ..., resume: _Optional[_Union[DeliverResume, _Mapping]] = ...) -> None: ...
 
 class DeliverResponse(_message.Message):
-    __slots__ = ("delta", "final")
+    __slots__ = ("delta", "final", "sequence_number")
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     delta: DeliverDelta
     final: DeliverFinal
-    def __init__(self, delta: _Optional[_Union[DeliverDelta, _Mapping]] = ..., final: _Optional[_Union[DeliverFinal, _Mapping]] = ...) -> None: ...
+    sequence_number: int
+    def __init__(self, delta: _Optional[_Union[DeliverDelta, _Mapping]] = ..., final: _Optional[_Union[DeliverFinal, _Mapping]] = ..., sequence_number: _Optional[int] = ...) -> None: ...
 
 class DeliverOpen(_message.Message):
-    __slots__ = ("engine_address", "generation", "stop", "include_token_ids", "whole")
+    __slots__ = ("engine_address", "generation", "stop", "include_token_ids", "whole", "stream_id", "tenant", "fallback_engine_addresses")
     ENGINE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_ENGINE_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     engine_address: str
     generation: _engine_pb2.OpenGeneration
     stop: _generation_pb2.StopConditions
     include_token_ids: bool
     whole: bool
-    def __init__(self, engine_address: _Optional[str] = ..., generation: _Optional[_Union[_engine_pb2.OpenGeneration, _Mapping]] = ..., stop: _Optional[_Union[_generation_pb2.StopConditions, _Mapping]] = ..., include_token_ids: _Optional[bool] = ..., whole: _Optional[bool] = ...) -> None: ...
+    stream_id: str
+    tenant: str
+    fallback_engine_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, engine_address: _Optional[str] = ..., generation: _Optional[_Union[_engine_pb2.OpenGeneration, _Mapping]] = ..., stop: _Optional[_Union[_generation_pb2.StopConditions, _Mapping]] = ..., include_token_ids: _Optional[bool] = ..., whole: _Optional[bool] = ..., stream_id: _Optional[str] = ..., tenant: _Optional[str] = ..., fallback_engine_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeliverCredits(_message.Message):
     __slots__ = ("credit_count", "index")
@@ -51,6 +61,18 @@ class DeliverCredits(_message.Message):
 class DeliverCancel(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class DeliverResume(_message.Message):
+    __slots__ = ("stream_id", "tenant", "last_sequence_number", "credit_count")
+    STREAM_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    stream_id: str
+    tenant: str
+    last_sequence_number: int
+    credit_count: int
+    def __init__(self, stream_id: _Optional[str] = ..., tenant: _Optional[str] = ..., last_sequence_number: _Optional[int] = ..., credit_count: _Optional[int] = ...) -> None: ...
 
 class DeliverDelta(_message.Message):
     __slots__ = ("index", "text", "token_count", "token_ids", "logprobs", "first_token_timings")

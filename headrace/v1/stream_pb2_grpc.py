@@ -49,10 +49,11 @@ class StreamServiceServicer:
     """
 
     def Deliver(self, request_iterator, context):
-        """Delivers one generation. The first command is open; the stream ends with one final message, or with
-        a status: INVALID_ARGUMENT (a field), UNAVAILABLE (the engine was lost or is shutting down),
-        DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
-        Closing the sending side grants no more credits and does not cancel.
+        """Delivers one generation. The first command is open, or resume; the stream ends with one final message, or
+        with a status: INVALID_ARGUMENT (a field), NOT_FOUND (nothing to resume), ABORTED (another reader resumed
+        it), UNAVAILABLE (the engine was lost or is shutting down), DEADLINE_EXCEEDED, CANCELLED, INTERNAL.
+        Closing the sending side grants no more credits and does not cancel. A delivery with a stream_id outlives
+        its call for a while, so that it can be resumed; any other ends with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
