@@ -250,7 +250,7 @@ class Engine:
 
 
 def _news(request: Request, result: Sampled | None) -> RequestOutput:
-    first = result is not None and request.output_count == 1
+    first = result is not None and request.output_count == request.resumed_count + 1
     logprobs = result.logprobs if result is not None else None
     return RequestOutput(
         request_id=request.request_id,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from services.engine.int_buffer import IntBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
 UNLIMITED_CREDITS = 1 << 62
@@ -193,6 +194,7 @@ class Request:
         "prompt_count",
         "protected",
         "request_id",
+        "resumed_count",
         "sampling",
         "seed",
         "status",
@@ -214,6 +216,7 @@ class Request:
         deadline_ns: int | None = None,
         credit_limit: int = UNLIMITED_CREDITS,
         arrival_ns: int = 0,
+        generated_ids: Iterable[int] | NDArray[np.int32] = (),
     ) -> None:
         """Make a waiting request.
 
@@ -229,10 +232,14 @@ class Request:
             deadline_ns: on ``time.monotonic_ns``; None: no deadline.
             credit_limit: output tokens that the reader has allowed so far.
             arrival_ns: when it reached the engine; 0: when it is added.
+            generated_ids: output of an earlier run, which this one goes on after: it counts as output, and is
+                allowed beyond ``credit_limit``.
         """
         self.request_id = request_id
         self.tokens = IntBuffer(prompt_ids)
         self.prompt_count = len(self.tokens)
+        self.tokens.extend(np.asarray(generated_ids, dtype=np.int32))
+        self.resumed_count = len(self.tokens) - self.prompt_count
         self.max_tokens = max_tokens
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.seed = self.sampling.seed if self.sampling.seed is not None else secrets.randbits(63)
@@ -241,7 +248,7 @@ class Request:
         self.priority = priority
         self.cache_salt = cache_salt
         self.deadline_ns = deadline_ns
-        self.credit_limit = credit_limit
+        self.credit_limit = credit_limit + self.resumed_count
         self.status = RequestStatus.WAITING
         self.finish: FinishReason | None = None
         self.matched_stop_id: int | None = None

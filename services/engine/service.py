@@ -207,7 +207,13 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             engine_id = next(self._ids)
             self._open[engine_id] = _Open(attached, command.generation_id, index, command, arrival_ns)
             attached.engine_ids.setdefault(command.generation_id, {})[index] = engine_id
-            self._engine_loop().add(wire.request_of(command, index, engine_id, arrival_ns))
+            request = wire.request_of(command, index, engine_id, arrival_ns)
+            ended = wire.ended_before(request, self._engine_facts, command.generation_id)
+            if ended is not None:
+                attached.tell(ended)
+                self._close(engine_id)
+            else:
+                self._engine_loop().add(request)
 
     def _publish(self, step: StepOutput) -> None:
         for output in step.outputs:

@@ -80,7 +80,30 @@ def request_of(command: engine_pb2.OpenGeneration, index: int, request_id: int, 
         deadline_ns=arrival_ns + command.timeout_ns if command.HasField("timeout_ns") else None,
         credit_limit=command.credit_count,
         arrival_ns=arrival_ns,
+        generated_ids=np.array(command.generated_token_ids, dtype=np.int32),
     )
+
+
+def ended_before(
+    request: Request, facts: engine_pb2.GetEngineResponse, generation_id: int
+) -> engine_pb2.GenerationOutput | None:
+    """The ending of a resumed request that its earlier run had finished without telling; None if it had not."""
+    if not request.resumed_count:
+        return None
+    last = int(request.output_ids[-1])
+    eos = last in facts.eos_token_ids and not request.ignore_eos
+    room = min(facts.context_length - request.prompt_count, facts.kv_token_capacity - request.prompt_count + 1)
+    message = engine_pb2.GenerationOutput(generation_id=generation_id)
+    if (eos or last in request.stop_token_ids) and request.resumed_count > request.sampling.min_tokens:
+        message.ending.finish_reason = generation_pb2.FINISH_REASON_STOP
+        message.ending.matched_token_id = last
+    elif request.resumed_count >= min(room, request.max_tokens if request.max_tokens is not None else room):
+        message.ending.finish_reason = generation_pb2.FINISH_REASON_LENGTH
+    else:
+        return None
+    message.ending.usage.prompt_token_count = request.prompt_count
+    message.ending.usage.completion_token_count = request.resumed_count
+    return message
 
 
 def output_of(output: RequestOutput, generation_id: int, index: int) -> engine_pb2.GenerationOutput:
@@ -93,7 +116,7 @@ def output_of(output: RequestOutput, generation_id: int, index: int) -> engine_p
         ]
         message.logprobs.add(token_id=token_id, logprob=logprobs.logprob, alternatives=alternatives)
     usage = output.usage
-    if usage is not None and output.token_ids and usage.output_token_count == len(output.token_ids):
+    if usage is not None and output.token_ids and usage.clock.first_token_ns == usage.clock.last_token_ns:
         message.first_token_timings.CopyFrom(timings_of(usage))
     if output.finish is not None:
         ending = message.ending
