@@ -13,6 +13,7 @@ import torch
 
 from services.engine.block_pool import BlockPool
 from services.engine.config import EngineConfig
+from services.engine.faults import FaultGuard
 from services.engine.kernels import CpuKernels, Kernels, ReferenceKernels, can_pack
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
@@ -25,7 +26,8 @@ from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
 from services.engine.runner import ModelRunner, allocate_kv
 from services.engine.sampler import Sampler
-from services.engine.scheduler import ScheduledStep, Scheduler, SchedulerConfig
+from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.step import ScheduledStep, StepResult
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KERNELS: dict[str, type[Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
@@ -52,6 +54,7 @@ class Engine:
         self.limits = limits
         self.memory = memory
         self._runner = runner
+        self._guard = FaultGuard(runner, config.block_size)
         self._clock = clock
         self._pool = BlockPool(memory.block_count)
         self._cache = PrefixCache(
@@ -141,25 +144,25 @@ class Engine:
     def step(self) -> StepOutput:
         """Schedule, run, sample, commit, publish, release."""
         step = self._scheduler.schedule()
-        sampled: list[Sampled] = []
+        result = StepResult([])
         if step is not None:
-            sampled = self._runner.step(step.plan, step.sampled)
-            self._scheduler.commit(step, sampled)
+            result = self._guard.step(step)
+            self._scheduler.commit(step, result)
         ended = self._scheduler.roster.take_ended()
-        output = self._publish(step, sampled, ended)
+        output = self._publish(step, result, ended)
         for request in ended:
             self._scheduler.roster.release(request)
         return output
 
-    def _publish(self, step: ScheduledStep | None, sampled: list[Sampled], ended: list[Request]) -> StepOutput:
+    def _publish(self, step: ScheduledStep | None, result: StepResult, ended: list[Request]) -> StepOutput:
         """What to tell: a news item for each request with tokens, then for each that ended without."""
         news: list[RequestOutput] = []
         told: set[int] = set()
         if step is not None:
-            for request, result in zip(step.sampled, sampled, strict=True):
-                if result.error is None:
+            for request, sampled in zip(step.sampled, result.sampled, strict=True):
+                if sampled.error is None and request.request_id not in result.failed:
                     told.add(request.request_id)
-                    news.append(_news(request, result))
+                    news.append(_news(request, sampled))
         news.extend(_news(request, None) for request in ended if request.request_id not in told)
         if step is None:
             return StepOutput(news)
@@ -252,10 +255,13 @@ class Engine:
 def _news(request: Request, result: Sampled | None) -> RequestOutput:
     first = result is not None and request.output_count == request.resumed_count + 1
     logprobs = result.logprobs if result is not None else None
+    explained = first and request.sampling.prompt_logprobs is not None
     return RequestOutput(
         request_id=request.request_id,
         token_ids=(result.token_id,) if result is not None else (),
         logprobs=(logprobs,) if logprobs is not None else None,
+        prompt_ids=tuple(request.prompt_ids[1:].tolist()) if explained else None,
+        prompt_logprobs=tuple(request.prompt_logprobs) if explained else None,
         finish=request.finish,
         matched_stop_id=request.matched_stop_id,
         error=request.error,

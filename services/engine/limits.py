@@ -97,12 +97,9 @@ def _check_sampling(request: Request, limits: EngineLimits) -> None:
             "INVALID_VALUE",
             f"min_tokens is {sampling.min_tokens}; at most {request.max_tokens} tokens can be generated",
         )
-    if sampling.logprobs is not None and not 0 <= sampling.logprobs <= limits.vocab_size:
-        raise RequestRefused(
-            "logprobs",
-            "INVALID_VALUE",
-            f"logprobs is {sampling.logprobs}; it must be 0..{limits.vocab_size}",
-        )
+    for name, count in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if count is not None and not 0 <= count <= limits.vocab_size:
+            raise RequestRefused(name, "INVALID_VALUE", f"{name} is {count}; it must be 0..{limits.vocab_size}")
     if sampling.allowed_token_ids is not None and not sampling.allowed_token_ids:
         raise RequestRefused("allowed_token_ids", "INVALID_VALUE", "allowed_token_ids allows nothing")
     if any(math.isnan(bias) for bias in sampling.logit_bias.values()):

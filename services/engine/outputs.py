@@ -36,6 +36,10 @@ class RequestOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each token, when asked for."""
+    prompt_ids: tuple[int, ...] | None = None
+    """With the first token, when asked for: the prompt's tokens after the first."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of ``prompt_ids``."""
     finish: FinishReason | None = None
     matched_stop_id: int | None = None
     """The end-of-sequence or stop token that ended it; it is the last of the tokens."""

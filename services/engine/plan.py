@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step over T tokens of S sequences, of which L need logits.
+    """One step over T tokens of S sequences, L of which get a token.
 
     Sequences with one token (decode) come first, then the longer ones (prefill chunks), each in
     scheduling order. A slot is ``block * block_size + offset``.
@@ -39,7 +39,9 @@ class StepPlan:
     decode_count: int
     """How many leading sequences have exactly one token."""
     logit_rows: NDArray[np.int32]
-    """[L] rows of the T tokens whose logits are needed, ascending."""
+    """[L] rows of the T tokens after which a token is sampled, ascending."""
+    prompt_rows: NDArray[np.int32]
+    """[P] rows of the T tokens whose next token, of the prompt, is to be explained, ascending."""
 
     @property
     def token_count(self) -> int:
@@ -64,6 +66,8 @@ class PlannedSequence:
     """Blocks that hold positions 0 to start + n - 1 (or more)."""
     needs_logits: bool
     """Whether a token is sampled after the last of them."""
+    prompt_rows: range = range(0)
+    """Which of the n tokens are followed by a prompt token that is to be explained."""
 
 
 def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
@@ -92,15 +96,21 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
         block_tables=block_tables,
         decode_count=int((lengths == 1).sum()),
         logit_rows=query_starts[1:][wanted] - 1,
+        prompt_rows=np.concatenate(
+            [
+                start + np.arange(s.prompt_rows.start, s.prompt_rows.stop, dtype=np.int32)
+                for s, start in zip(sequences, query_starts, strict=False)
+            ]
+        ).astype(np.int32),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logs of the raw softmax, finite and at most 0 (clipped at -9999), for one output token."""
+    """Natural logs of the raw softmax, finite and at most 0 (clipped at -9999), for one token."""
 
     logprob: float
-    """Of the token that was chosen."""
+    """Of the token that was chosen, or that the prompt goes on with."""
     top_ids: tuple[int, ...] = ()
     """The most likely tokens, most likely first; as many as were asked for."""
     top_logprobs: tuple[float, ...] = ()

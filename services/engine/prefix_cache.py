@@ -58,7 +58,7 @@ class PrefixCache:
         if not self._enabled:
             return []
         size = self._block_size
-        limit = (request.token_count - 1) // size
+        limit = request.reusable_count // size
         tokens = request.tokens.view
         found: list[int] = []
         for index in range(limit):
@@ -80,7 +80,7 @@ class PrefixCache:
 
     def wants(self, request: Request, hit_count: int) -> bytes | None:
         """Name of the first block that ``find`` did not return; None when no further hit could be used."""
-        if not self._enabled or hit_count >= (request.token_count - 1) // self._block_size:
+        if not self._enabled or hit_count >= request.reusable_count // self._block_size:
             return None
         return self._name(request, hit_count)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.engine.int_buffer import IntBuffer
+from services.engine.plan import TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -114,6 +115,8 @@ class SamplingParams:
     """End-of-sequence and stop token ids are impossible before this many output tokens."""
     logprobs: int | None = None
     """None: no logprobs; k ≥ 0: the chosen token's and those of the k most likely tokens."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt after the first. Such a request computes its whole prompt itself."""
 
     @property
     def greedy(self) -> bool:
@@ -192,6 +195,7 @@ class Request:
         "preempted_since_ns",
         "priority",
         "prompt_count",
+        "prompt_logprobs",
         "protected",
         "request_id",
         "resumed_count",
@@ -254,6 +258,7 @@ class Request:
         self.matched_stop_id: int | None = None
         self.error: str | None = None
         self.computed_count = 0  # leading tokens whose keys and values are in the block table
+        self.prompt_logprobs: list[TokenLogprobs] = []  # where asked for: of tokens 1, 2, ..., as they are computed
         self.block_table = IntBuffer()
         self.block_hashes: list[bytes] = []  # chained, one a full block
         self.predicted_cached_count = 0  # found in the cache on arrival; orders the queue
@@ -277,6 +282,14 @@ class Request:
     def pending_count(self) -> int:
         """Known tokens that are not computed yet."""
         return len(self.tokens) - self.computed_count
+
+    @property
+    def reusable_count(self) -> int:
+        """Leading tokens that a cached block may stand for: not those whose logits are still wanted, nor the last."""
+        most = self.token_count - 1
+        if self.sampling.prompt_logprobs is None or len(self.prompt_logprobs) >= self.prompt_count - 1:
+            return most
+        return min(most, len(self.prompt_logprobs))
 
     @property
     def prompt_ids(self) -> NDArray[np.int32]:

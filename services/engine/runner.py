@@ -10,9 +10,11 @@ import torch
 from services.engine.kernels.base import Kernels
 from services.engine.model.config import ModelConfig
 from services.engine.model.decoder import Decoder
-from services.engine.plan import Sampled, StepPlan
-from services.engine.request import Request
-from services.engine.sampler import Sampler
+from services.engine.plan import StepPlan, TokenLogprobs
+from services.engine.sampler import Sampler, explain
+from services.engine.step import ScheduledStep, StepResult
+
+_EXPLAINED_ROWS = 64  # rows of the vocabulary's width held at once while a prompt is explained
 
 
 def allocate_kv(config: ModelConfig, block_count: int, block_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -30,18 +32,41 @@ class ModelRunner:
         self._kernels = kernels
         self._sampler = sampler
 
-    def run(self, plan: StepPlan) -> torch.Tensor:
-        """Compute a plan; [L, vocabulary] logits of its logit rows."""
-        return self._decoder.forward(
+    def run(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute a plan; its [T, hidden] states and the [L, vocabulary] logits of its logit rows."""
+        hidden = self._decoder.forward(
             token_ids=torch.from_numpy(plan.token_ids),
             positions=torch.from_numpy(plan.positions),
             slots=torch.from_numpy(plan.slots).long(),
-            logit_rows=torch.from_numpy(plan.logit_rows).long(),
             kv=self.kv,
             batch=self._kernels.prepare(plan, self.kv[0].dtype),
         )
+        return hidden, self._decoder.logits(hidden, torch.from_numpy(plan.logit_rows).long())
 
-    def step(self, plan: StepPlan, requests: list[Request]) -> list[Sampled]:
-        """Compute a plan and choose a token for each of the [L] requests that its logit rows belong to."""
-        logits = self.run(plan)
-        return self._sampler.sample(logits, requests) if requests else []
+    def step(self, step: ScheduledStep) -> StepResult:
+        """Compute a step: choose a token for each logit row, explain each prompt row."""
+        hidden, logits = self.run(step.plan)
+        failed: dict[int, str] = {}
+        explained = self._explain(step, hidden, failed)
+        sampled = self._sampler.sample(logits, step.sampled) if step.sampled else []
+        return StepResult(sampled, explained, failed)
+
+    def _explain(self, step: ScheduledStep, hidden: torch.Tensor, failed: dict[int, str]) -> list[list[TokenLogprobs]]:
+        """Log probabilities of prompt tokens, a few rows of logits at a time, so that they never fill the memory."""
+        found: list[list[TokenLogprobs]] = []
+        taken = 0
+        for request, count in step.explained:
+            places = step.plan.prompt_rows[taken : taken + count]
+            rows = torch.from_numpy(places).long()
+            following = request.prompt_ids[step.plan.positions[places] + 1].tolist()
+            entries: list[TokenLogprobs] = []
+            try:
+                for start in range(0, count, _EXPLAINED_ROWS):
+                    logits = self._decoder.logits(hidden, rows[start : start + _EXPLAINED_ROWS])
+                    for row, token_id in zip(logits, following[start : start + _EXPLAINED_ROWS], strict=True):
+                        entries.append(explain(row, token_id, request.sampling.prompt_logprobs or 0))
+            except ValueError as error:
+                failed[request.request_id] = f"explaining the prompt failed: {error}"
+            found.append(entries)
+            taken += count
+        return found

@@ -122,16 +122,25 @@ class Sampler:
         wanted = request.sampling.logprobs
         if raw is None or wanted is None or result.error is not None:
             return result
-        logprobs = raw.log_softmax(dim=-1).clamp_(min=LOWEST_LOGPROB, max=0.0)
-        top_values, top_ids = logprobs.topk(min(wanted, logprobs.shape[0]))
-        return Sampled(
-            result.token_id,
-            TokenLogprobs(
-                logprob=float(logprobs[result.token_id]),
-                top_ids=tuple(top_ids.tolist()),
-                top_logprobs=tuple(top_values.tolist()),
-            ),
-        )
+        return Sampled(result.token_id, explain(raw, result.token_id, wanted))
+
+
+def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
+    """Log probabilities of one token, and of the ``count`` most likely ones, by [vocabulary] raw logits.
+
+    Raises:
+        ValueError: the logits are not finite.
+    """
+    logprobs = raw.float().log_softmax(dim=-1)
+    chosen = float(logprobs[token_id])
+    if math.isnan(chosen):
+        raise ValueError("the logits are not finite")
+    top_values, top_ids = logprobs.topk(min(count, logprobs.shape[0]))
+    return TokenLogprobs(
+        logprob=min(0.0, max(LOWEST_LOGPROB, chosen)),
+        top_ids=tuple(top_ids.tolist()),
+        top_logprobs=tuple(top_values.clamp_(min=LOWEST_LOGPROB, max=0.0).tolist()),
+    )
 
 
 def _plain(request: Request) -> bool:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.engine.block_pool import BlockPool
-from services.engine.plan import PlannedSequence, Sampled, StepPlan, build_plan
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, QueueReason, Request, RequestStatus
 from services.engine.roster import Roster
+from services.engine.step import ScheduledStep, StepResult, write_step
 from services.engine.waiting import WaitingPolicy
 
 if TYPE_CHECKING:
@@ -45,27 +45,6 @@ class SchedulerConfig:
     paused_grace_ns: int = 1_000_000_000
     """A paused request keeps its blocks this long when others wait for room."""
     waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledStep:
-    """A plan and whose it is."""
-
-    plan: StepPlan
-    requests: list[Request]
-    """[S] the plan's sequences."""
-    counts: list[int]
-    """[S] tokens of each."""
-    sampled: list[Request]
-    """[L] requests that get a token after the step, in the order of the plan's logit rows."""
-    decode_token_count: int
-    """Tokens of requests that had caught up but for their last token."""
-    started_ns: int
-
-    @property
-    def prefill_token_count(self) -> int:
-        """Tokens of prompts and recomputation."""
-        return self.plan.token_count - self.decode_token_count
 
 
 @dataclass(slots=True)
@@ -128,14 +107,14 @@ class Scheduler:
             self._admit(shares, now)
         if not shares.counts:
             return None
-        return self._write_plan(shares, now)
+        return self._write(shares, now)
 
-    def commit(self, step: ScheduledStep, sampled: list[Sampled]) -> None:
-        """Advance every request of a step that was computed; ``sampled`` answers ``step.sampled``."""
+    def commit(self, step: ScheduledStep, result: StepResult) -> None:
+        """Advance every request of a step that was computed; those that failed end."""
         now = self._clock()
         step_ns = now - step.started_ns
         self.counters.step_count += 1
-        self.counters.decoded_token_count += len(sampled)
+        self.counters.decoded_token_count += len(result.sampled)
         self.counters.prefilled_token_count += step.prefill_token_count
         for request, count in zip(step.requests, step.counts, strict=True):
             clock = request.clock
@@ -144,15 +123,21 @@ class Scheduler:
                 clock.stalled_ns += step_ns * step.prefill_token_count // step.plan.token_count
             else:
                 clock.prefill_chunk_count += 1
+            if request.request_id in result.failed:
+                self._fail(request, result.failed[request.request_id], now)
+                continue
             before = request.computed_count
             request.computed_count += count
             self._cache.register(request, before)
-        for request, result in zip(step.sampled, sampled, strict=True):
-            if result.error is not None:
-                request.error = result.error
-                self.roster.end(request, FinishReason.ERROR, now)
+        for (request, _), entries in zip(step.explained, result.explained, strict=True):
+            request.prompt_logprobs.extend(entries)
+        for request, sampled in zip(step.sampled, result.sampled, strict=True):
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            if sampled.error is not None:
+                self._fail(request, sampled.error, now)
             else:
-                self._append(request, result.token_id, now)
+                self._append(request, sampled.token_id, now)
 
     # --- shares ---------------------------------------------------------------------------------------
 
@@ -240,30 +225,16 @@ class Scheduler:
         self.roster.start(request, now)
         return True
 
-    def _write_plan(self, shares: _Shares, now: int) -> ScheduledStep:
+    def _write(self, shares: _Shares, now: int) -> ScheduledStep:
         chosen = [self.roster.running_by_id(request_id) for request_id in shares.counts]
         chosen.sort(key=lambda r: shares.counts[r.request_id] > 1)  # one-token sequences first
-        counts = [shares.counts[r.request_id] for r in chosen]
-        wants = [r.pending_count == count for r, count in zip(chosen, counts, strict=True)]
-        planned = [
-            PlannedSequence(
-                token_ids=r.tokens.view[r.computed_count : r.computed_count + count],
-                start=r.computed_count,
-                block_table=r.block_table.view,
-                needs_logits=want,
-            )
-            for r, count, want in zip(chosen, counts, wants, strict=True)
-        ]
-        return ScheduledStep(
-            plan=build_plan(planned, self.config.block_size),
-            requests=chosen,
-            counts=counts,
-            sampled=[r for r, want in zip(chosen, wants, strict=True) if want],
-            decode_token_count=sum(1 for r in chosen if r.output_count and r.pending_count == 1),
-            started_ns=now,
-        )
+        return write_step(chosen, [shares.counts[r.request_id] for r in chosen], self.config.block_size, now)
 
     # --- transitions ----------------------------------------------------------------------------------
+
+    def _fail(self, request: Request, error: str, now: int) -> None:
+        request.error = error
+        self.roster.end(request, FinishReason.ERROR, now)
 
     def _append(self, request: Request, token_id: int, now: int) -> None:
         request.tokens.append(token_id)

@@ -16,10 +16,11 @@ from services.engine.engine import Engine, EngineConfig
 from services.engine.model.config import load_config
 from services.engine.model.weights import expected_tensors
 from services.engine.outputs import RequestOutput
-from services.engine.plan import Sampled, StepPlan
+from services.engine.plan import Sampled, StepPlan, TokenLogprobs
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import Request, SamplingParams
-from services.engine.scheduler import ScheduledStep, Scheduler, SchedulerConfig
+from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.step import ScheduledStep, StepResult
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -251,7 +252,8 @@ class SymbolicEngine:
             assert step.plan.sequence_count <= self.config.max_num_seqs
             sampled = self.model.run(step.plan)
             self.clock.advance_ms(1)
-            self.scheduler.commit(step, sampled)
+            explained = [[TokenLogprobs(-1.0)] * count for _, count in step.explained]
+            self.scheduler.commit(step, StepResult(sampled, explained))
         for request in self.scheduler.roster.take_ended():
             assert request.request_id not in self.ended, "a request ended twice"
             self.ended[request.request_id] = request

@@ -181,9 +181,10 @@ def test_a_row_with_broken_logits_ends_with_error_alone(model: Path) -> None:
     run = engine._runner.run
 
     def poisoned(plan: Any) -> Any:
-        logits = run(plan).clone()
+        hidden, logits = run(plan)
+        logits = logits.clone()
         logits[0] = float("nan")
-        return logits
+        return hidden, logits
 
     victim, other = make_request(1), make_request(2, prompt=[8, 9], max_tokens=8)
     engine.add(victim)

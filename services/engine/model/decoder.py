@@ -31,7 +31,7 @@ class _Layer:
 
 
 class Decoder:
-    """Token ids in, logits out; keys and values go to the pool that it is given."""
+    """Token ids in, hidden states and logits out; keys and values go to the pool that it is given."""
 
     def __init__(
         self, config: ModelConfig, reader: WeightReader, kernels: Kernels, dtype: torch.dtype, length: int
@@ -54,22 +54,20 @@ class Decoder:
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
-        logit_rows: torch.Tensor,
         kv: list[torch.Tensor],
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Compute T tokens and the logits of L of them.
+        """Compute T tokens through every layer.
 
         Args:
             token_ids: [T] int32.
             positions: [T] int32, each below the length given at construction.
             slots: [T] int64, where keys and values are written.
-            logit_rows: [L] int64, rows whose logits are wanted.
             kv: one [N, B, 2, Hkv, D] pool a layer, written in place.
             batch: the kernels' own view of the plan.
 
         Returns:
-            [L, vocabulary] in the engine's dtype.
+            [T, hidden] in the engine's dtype, for ``logits``.
         """
         hidden = functional.embedding(token_ids, self._embedding)  # [T, hidden]
         cos = self._cos.index_select(0, positions)  # [T, 1, D]
@@ -77,7 +75,12 @@ class Decoder:
         for layer, layer_kv in zip(self._layers, kv, strict=True):
             self._attend(layer, hidden, cos, sin, slots, layer_kv, batch)
             self._feed_forward(layer, hidden)
-        wanted = hidden.index_select(0, logit_rows)
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[L, vocabulary] logits of the given [L] int64 rows of what ``forward`` returned."""
+        wanted = hidden.index_select(0, rows)
         return self._head(self._kernels.rms_norm(wanted, self._norm, self._config.rms_norm_eps))
 
     def _attend(

@@ -59,11 +59,11 @@ class _Logits:
         self.rows: dict[int, torch.Tensor] = {}
         run = engine._runner.run
 
-        def recording(plan: Any) -> torch.Tensor:
-            logits = run(plan)
+        def recording(plan: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden, logits = run(plan)
             for row, values in zip(plan.logit_rows.tolist(), logits.clone(), strict=True):
                 self.rows[int(plan.positions[row])] = values
-            return logits
+            return hidden, logits
 
         engine._runner.run = recording  # type: ignore[method-assign]
 
