@@ -187,13 +187,13 @@ def test_a_second_stop_cuts_a_drain_short(scripted: Path) -> None:
 
 
 def test_a_dying_loop_says_why_and_leaves_nobody_waiting(scripted: Path) -> None:
-    """An exception in a step goes to ``fatal``, once; calls fail; later ones too."""
+    """An exception that is no request's fault goes to ``fatal``, once; calls fail; later ones too."""
     with _running(scripted) as harness:
 
-        def broken(plan: Any) -> Any:
+        def broken() -> Any:
             raise MemoryError("no more")
 
-        harness.loop.call(lambda engine: setattr(engine._runner, "run", broken)).result(WAIT_S)
+        harness.loop.call(lambda engine: setattr(engine._scheduler, "schedule", broken)).result(WAIT_S)
         harness.loop.add(make_request(1))
         assert isinstance(harness.deaths.get(timeout=WAIT_S), MemoryError)
         assert harness.loop.join(WAIT_S)
