@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 Progress = Callable[[str, float | None], None]  # (what is happening, share done 0..1 or None where unknown)
 
+EXPLAINED = 3  # exit status of a conversion whose last line says, in one sentence, why it failed
+
 
 class ModelError(ValueError):
     """A model cannot be used; the message says which file and what to do."""

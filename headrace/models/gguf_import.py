@@ -1,7 +1,7 @@
-"""Turns a GGUF file into a Hugging Face style directory: bf16 weights, tokenizer, chat template.
+"""Has a GGUF file converted into a Hugging Face style directory, and checks the default model's.
 
-`convert` runs in a process of its own (`python -m headrace.models.gguf_import FILE DIRECTORY`), so that
-torch and transformers, their memory and their global settings, end with it. Knows nothing of the store.
+The conversion (`headrace.models.gguf`) runs in a process of its own, so that torch, its memory and its global
+settings end with it. Knows nothing of the store.
 """
 
 import importlib.util
@@ -11,19 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.models.errors import ImportFailed, ModelBroken, Progress
+from headrace.models.errors import EXPLAINED, ImportFailed, ModelBroken, Progress
 from headrace.models.store import read_json, validate
 
-_NEEDS = ("torch", "transformers", "gguf", "safetensors", "accelerate")
+_NEEDS = ("torch", "numpy", "gguf", "safetensors", "tokenizers")
 _GGUF_MAGIC = b"GGUF"
-_CHILD_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> None:
     """Convert `gguf` into the existing, empty `directory`; returns when every file is written.
 
     Raises:
-        ImportFailed: not a GGUF file, a package is missing, or transformers could not read it.
+        ImportFailed: not a GGUF file, a package is missing, or the file is damaged or holds what is not supported.
     """
     with gguf.open("rb") as stream:
         if stream.read(4) != _GGUF_MAGIC:
@@ -33,18 +32,18 @@ def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> No
         raise ImportFailed(
             f"Converting a GGUF file needs {', '.join(missing)}; run `pip install 'headrace[import]'` and try again."
         )
-    progress(f"converting {gguf.name} to bf16", None)
+    progress(f"converting {gguf.name}", None)
     root = Path(__file__).resolve().parents[2]  # so that a checkout that is not installed finds itself
     search = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [
             sys.executable,
             "-m",
-            "headrace.models.gguf_import",
+            "headrace.models.gguf",
             str(gguf.absolute()),
             str(directory.absolute()),
         ],
-        env={**os.environ, **_CHILD_ENV, "PYTHONPATH": search},
+        env={**os.environ, "PYTHONPATH": search},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -53,30 +52,9 @@ def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> No
     )
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        if done.returncode == EXPLAINED:
+            raise ImportFailed(lines[-1].strip())
         raise ImportFailed(f"{gguf} could not be converted ({lines[-1].strip()[:300]}).")
-
-
-def convert(gguf: Path, directory: Path) -> None:
-    """Read `gguf` with transformers and write the model's directory; leaves no compiled or cached extras."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    folder, name = str(gguf.parent), gguf.name
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    tidy_tokenizer_config(directory / "tokenizer_config.json")
-
-
-def tidy_tokenizer_config(file: Path) -> None:
-    """Drop what describes this conversion rather than the tokenizer."""
-    config = read_json(file)
-    for key in ("is_local", "local_files_only", "name_or_path"):
-        config.pop(key, None)
-    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def check_default_model(directory: Path) -> None:
@@ -110,7 +88,3 @@ def check_default_model(directory: Path) -> None:
                 f"The import of the default model went wrong: {name} is {found!r}, expected {expected!r}; "
                 "install the versions that pyproject.toml names and run `headrace model import` again."
             )
-
-
-if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))

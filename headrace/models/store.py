@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.models.errors import ImportFailed, ModelBroken, ModelError, ModelNotFound
+from headrace.models.families import FAMILIES
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 RECORD = "headrace.json"  # in an imported directory: {"source": where it came from}
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WEIGHTS = "model.safetensors"
@@ -123,9 +123,9 @@ def validate(directory: Path) -> dict[str, Any]:
     """
     config = read_json(directory / "config.json")
     named = config.get("architectures") or []
-    if not isinstance(named, list) or not any(name in ARCHITECTURES for name in named):
+    if not isinstance(named, list) or not any(name in FAMILIES for name in named):
         raise ModelBroken(
-            f"{directory / 'config.json'} names the architectures {named}; expected one of {', '.join(ARCHITECTURES)}."
+            f"{directory / 'config.json'} names the architectures {named}; expected one of {', '.join(FAMILIES)}."
         )
     for key in ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers"):
         value = config.get(key)

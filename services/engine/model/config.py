@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.engine.model.families import FAMILIES, Family
+from headrace.models.families import FAMILIES, Family
 
 
 class ModelError(RuntimeError):
