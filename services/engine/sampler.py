@@ -125,6 +125,7 @@ class Sampler:
         return Sampled(result.token_id, explain(raw, result.token_id, wanted))
 
 
+@torch.inference_mode()
 def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     """Log probabilities of one token, and of the ``count`` most likely ones, by [vocabulary] raw logits.
 

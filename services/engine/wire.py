@@ -10,6 +10,7 @@ from google.rpc import code_pb2
 from headrace import errors
 from headrace.v1 import engine_pb2, generation_pb2, timings_pb2
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage
+from services.engine.plan import TokenLogprobs
 from services.engine.request import (
     FinishReason,
     Priority,
@@ -72,6 +73,7 @@ def request_of(command: engine_pb2.OpenGeneration, index: int, request_id: int, 
             bad_sequences=tuple(tuple(sequence.ids) for sequence in command.bad_token_sequences),
             min_tokens=command.min_tokens,
             logprobs=command.logprobs if command.HasField("logprobs") else None,
+            prompt_logprobs=command.prompt_logprobs if command.HasField("prompt_logprobs") and not index else None,
         ),
         stop_token_ids=command.stop_token_ids,
         ignore_eos=command.ignore_eos,
@@ -109,12 +111,8 @@ def ended_before(
 def output_of(output: RequestOutput, generation_id: int, index: int) -> engine_pb2.GenerationOutput:
     """The contract's message for one answer's news of one step."""
     message = engine_pb2.GenerationOutput(generation_id=generation_id, index=index, token_ids=output.token_ids)
-    for token_id, logprobs in zip(output.token_ids, output.logprobs or (), strict=False):
-        alternatives = [
-            generation_pb2.TokenAlternative(token_id=top_id, logprob=logprob)
-            for top_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
-        ]
-        message.logprobs.add(token_id=token_id, logprob=logprobs.logprob, alternatives=alternatives)
+    message.logprobs.extend(map(_logprob_of, output.token_ids, output.logprobs or ()))
+    message.prompt_logprobs.extend(map(_logprob_of, output.prompt_ids or (), output.prompt_logprobs or ()))
     usage = output.usage
     if usage is not None and output.token_ids and usage.clock.first_token_ns == usage.clock.last_token_ns:
         message.first_token_timings.CopyFrom(timings_of(usage))
@@ -133,6 +131,14 @@ def output_of(output: RequestOutput, generation_id: int, index: int) -> engine_p
             ending.usage.completion_token_count = usage.output_token_count
             ending.timings.CopyFrom(timings_of(usage))
     return message
+
+
+def _logprob_of(token_id: int, logprobs: TokenLogprobs) -> generation_pb2.TokenLogprob:
+    alternatives = [
+        generation_pb2.TokenAlternative(token_id=top_id, logprob=logprob)
+        for top_id, logprob in zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    ]
+    return generation_pb2.TokenLogprob(token_id=token_id, logprob=logprobs.logprob, alternatives=alternatives)
 
 
 def refusal_of(refusal: RequestRefused, generation_id: int, index: int) -> engine_pb2.GenerationOutput:

@@ -185,7 +185,6 @@ def _check_labels(generation: Generation) -> None:
 def _check_not_honoured(generation: Generation) -> None:
     """Fields of the contract that later versions honour: refused by name, never silently ignored."""
     asked = {
-        "generation.prompt_logprobs": generation.HasField("prompt_logprobs"),
         "generation.resumable": generation.resumable,
     }
     for path, used in asked.items():

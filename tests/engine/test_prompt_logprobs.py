@@ -118,7 +118,7 @@ def test_rows_that_are_not_finite_end_the_request_alone(model: Path) -> None:
 
     def poisoned(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         found = logits(hidden, rows)
-        return found.fill_(float("nan")) if len(rows) > 2 else found
+        return torch.full_like(found, float("nan")) if len(rows) > 2 else found
 
     engine._runner._decoder.logits = poisoned  # type: ignore[method-assign]
     victim, other = _asking(1), make_request(2)

@@ -85,6 +85,20 @@ def test_logprobs_stay_with_their_token():
     assert [(a.token_id, a.logprob) for a in entry.alternatives] == [(9, -0.5), (4, -1.5)]
 
 
+def test_prompt_logprobs_are_those_of_answer_0():
+    """Asked of answer 0 alone; one entry a token of the prompt after the first."""
+    command = engine_pb2.OpenGeneration(prompt_token_ids=[1, 2, 3], credit_count=8, n=2, prompt_logprobs=0)
+    asked = [wire.request_of(command, index, 5, 1000).sampling.prompt_logprobs for index in range(2)]
+    assert asked == [0, None]
+    output = RequestOutput(
+        5, (9,), prompt_ids=(2, 3), prompt_logprobs=(TokenLogprobs(-0.5), TokenLogprobs(-1.5, (4,), (-0.25,)))
+    )
+    message = wire.output_of(output, 1, 0)
+    assert [(entry.token_id, entry.logprob) for entry in message.prompt_logprobs] == [(2, -0.5), (3, -1.5)]
+    assert [a.token_id for a in message.prompt_logprobs[1].alternatives] == [4]
+    assert not message.logprobs
+
+
 def test_a_refusal_is_an_ending_with_the_callers_field():
     """INVALID_ARGUMENT naming the field; shutting down is UNAVAILABLE; reasons are those of the catalogue."""
     ending = wire.refusal_of(RequestRefused("max_tokens", "KV_CAPACITY", "too large"), 3, 0).ending

@@ -74,7 +74,6 @@ BAD: list[tuple[str, Generation]] = [
     ("generation.priority", Generation(prompt="x", priority=17)),
 ]
 NOT_HONOURED = [
-    ("generation.prompt_logprobs", Generation(prompt="x", prompt_logprobs=1)),
     ("generation.resumable", Generation(prompt="x", resumable=True)),
 ]
 

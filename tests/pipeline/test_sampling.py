@@ -99,6 +99,21 @@ def test_logprobs_are_of_the_unfiltered_distribution(stub):
         assert entry.alternatives == plain.alternatives
 
 
+def test_prompt_logprobs_come_with_the_final_message(stub):
+    """One entry a prompt token after the first, once for n answers, the same streamed, and the prompt cached or not."""
+    fields = {"sampling": SAMPLED, "prompt_logprobs": 2, "max_tokens": 4}
+    response = unary(stub, n=2, **fields)
+    entries = response.prompt_logprobs
+    assert len(entries) == response.usage.prompt_token_count - 1 == 4
+    assert b"".join(entry.token_bytes for entry in entries).decode() == PROMPT.removeprefix("The")
+    for entry in entries:
+        assert -9999 <= entry.logprob <= entry.alternatives[0].logprob <= 0
+        assert len(entry.alternatives) == 2
+    _, final = streamed(stub, **fields)
+    assert [entry.token_id for entry in final.prompt_logprobs] == [entry.token_id for entry in entries]
+    assert [entry.logprob for entry in final.prompt_logprobs] == pytest.approx([e.logprob for e in entries], abs=1e-2)
+
+
 def test_bias_allowed_and_banned(stub):
     """A bias forces a token, allowed ids are the only ones, bad words do not appear."""
     greedy = {"temperature": 0}
