@@ -26,7 +26,7 @@ from headrace.v1 import engine_pb2 as headrace_dot_v1_dot_engine__pb2
 from headrace.v1 import generation_pb2 as headrace_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/stream.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/engine.proto\x1a\x1cheadrace/v1/generation.proto\"\xd1\x01\n\x0e\x44\x65liverRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.headrace.v1.DeliverOpenH\x00\x12.\n\x07\x63redits\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.DeliverCreditsH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.DeliverCancelH\x00\x12,\n\x06resume\x18\x04 \x01(\x0b\x32\x1a.headrace.v1.DeliverResumeH\x00\x42\t\n\x07\x63ommand\"\x8b\x01\n\x0f\x44\x65liverResponse\x12*\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.headrace.v1.DeliverDeltaH\x00\x12*\n\x05\x66inal\x18\x02 \x01(\x0b\x32\x19.headrace.v1.DeliverFinalH\x00\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x07\n\x05\x65vent\"\xf1\x01\n\x0b\x44\x65liverOpen\x12\x16\n\x0e\x65ngine_address\x18\x01 \x01(\t\x12/\n\ngeneration\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.OpenGeneration\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.headrace.v1.StopConditions\x12\x19\n\x11include_token_ids\x18\x04 \x01(\x08\x12\r\n\x05whole\x18\x05 \x01(\x08\x12\x11\n\tstream_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12!\n\x19\x66\x61llback_engine_addresses\x18\x08 \x03(\t\"5\n\x0e\x44\x65liverCredits\x12\x14\n\x0c\x63redit_count\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\"\x0f\n\rDeliverCancel\"f\n\rDeliverResume\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1c\n\x14last_sequence_number\x18\x03 \x01(\x03\x12\x14\n\x0c\x63redit_count\x18\x04 \x01(\x05\"\xbd\x01\n\x0c\x44\x65liverDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_count\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TokenLogprob\x12;\n\x13\x66irst_token_timings\x18\x06 \x01(\x0b\x32\x1e.headrace.v1.FirstTokenTimings\"\xf1\x01\n\x0c\x44\x65liverFinal\x12$\n\x07\x65ndings\x18\x01 \x03(\x0b\x32\x13.headrace.v1.Ending\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.headrace.v1.Usage\x12\x32\n\x0e\x65ngine_timings\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.EngineTimings\x12\x30\n\rrelay_timings\x18\x04 \x01(\x0b\x32\x19.headrace.v1.RelayTimings\x12\x32\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TokenLogprob\"u\n\x11\x46irstTokenTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x03\x12\x15\n\rengine_hop_ns\x18\x02 \x01(\x03\x12\x11\n\tengine_ns\x18\x03 \x01(\x03\x12\x10\n\x08queue_ns\x18\x04 \x01(\x03\x12\x12\n\nprefill_ns\x18\x05 \x01(\x03\"x\n\x0cRelayTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x03\x12\x15\n\rdetokenize_ns\x18\x02 \x01(\x03\x12\x17\n\x0fsend_blocked_ns\x18\x03 \x01(\x03\x12\x0f\n\x07tail_ns\x18\x04 \x01(\x03\x12\x15\n\rmessage_count\x18\x05 \x01(\x05\x32Y\n\rStreamService\x12H\n\x07\x44\x65liver\x12\x1b.headrace.v1.DeliverRequest\x1a\x1c.headrace.v1.DeliverResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/stream.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/engine.proto\x1a\x1cheadrace/v1/generation.proto\"\xd1\x01\n\x0e\x44\x65liverRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.headrace.v1.DeliverOpenH\x00\x12.\n\x07\x63redits\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.DeliverCreditsH\x00\x12,\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.DeliverCancelH\x00\x12,\n\x06resume\x18\x04 \x01(\x0b\x32\x1a.headrace.v1.DeliverResumeH\x00\x42\t\n\x07\x63ommand\"\x9e\x01\n\x0f\x44\x65liverResponse\x12*\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x19.headrace.v1.DeliverDeltaH\x00\x12*\n\x05\x66inal\x18\x02 \x01(\x0b\x32\x19.headrace.v1.DeliverFinalH\x00\x12\x11\n\x07\x66\x61ilure\x18\x04 \x01(\x0cH\x00\x12\x17\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x07\n\x05\x65vent\"\xf1\x01\n\x0b\x44\x65liverOpen\x12\x16\n\x0e\x65ngine_address\x18\x01 \x01(\t\x12/\n\ngeneration\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.OpenGeneration\x12)\n\x04stop\x18\x03 \x01(\x0b\x32\x1b.headrace.v1.StopConditions\x12\x19\n\x11include_token_ids\x18\x04 \x01(\x08\x12\r\n\x05whole\x18\x05 \x01(\x08\x12\x11\n\tstream_id\x18\x06 \x01(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12!\n\x19\x66\x61llback_engine_addresses\x18\x08 \x03(\t\"5\n\x0e\x44\x65liverCredits\x12\x14\n\x0c\x63redit_count\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\"\x0f\n\rDeliverCancel\"f\n\rDeliverResume\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x1c\n\x14last_sequence_number\x18\x03 \x01(\x03\x12\x14\n\x0c\x63redit_count\x18\x04 \x01(\x05\"\xbd\x01\n\x0c\x44\x65liverDelta\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_count\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12+\n\x08logprobs\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TokenLogprob\x12;\n\x13\x66irst_token_timings\x18\x06 \x01(\x0b\x32\x1e.headrace.v1.FirstTokenTimings\"\x87\x02\n\x0c\x44\x65liverFinal\x12$\n\x07\x65ndings\x18\x01 \x03(\x0b\x32\x13.headrace.v1.Ending\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.headrace.v1.Usage\x12\x32\n\x0e\x65ngine_timings\x18\x03 \x01(\x0b\x32\x1a.headrace.v1.EngineTimings\x12\x30\n\rrelay_timings\x18\x04 \x01(\x0b\x32\x19.headrace.v1.RelayTimings\x12\x32\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32\x19.headrace.v1.TokenLogprob\x12\x14\n\x0cresume_count\x18\x06 \x01(\x05\"u\n\x11\x46irstTokenTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x03\x12\x15\n\rengine_hop_ns\x18\x02 \x01(\x03\x12\x11\n\tengine_ns\x18\x03 \x01(\x03\x12\x10\n\x08queue_ns\x18\x04 \x01(\x03\x12\x12\n\nprefill_ns\x18\x05 \x01(\x03\"x\n\x0cRelayTimings\x12\x10\n\x08total_ns\x18\x01 \x01(\x03\x12\x15\n\rdetokenize_ns\x18\x02 \x01(\x03\x12\x17\n\x0fsend_blocked_ns\x18\x03 \x01(\x03\x12\x0f\n\x07tail_ns\x18\x04 \x01(\x03\x12\x15\n\rmessage_count\x18\x05 \x01(\x05\x32Y\n\rStreamService\x12H\n\x07\x44\x65liver\x12\x1b.headrace.v1.DeliverRequest\x1a\x1c.headrace.v1.DeliverResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELIVERREQUEST']._serialized_start=98
   _globals['_DELIVERREQUEST']._serialized_end=307
   _globals['_DELIVERRESPONSE']._serialized_start=310
-  _globals['_DELIVERRESPONSE']._serialized_end=449
-  _globals['_DELIVEROPEN']._serialized_start=452
-  _globals['_DELIVEROPEN']._serialized_end=693
-  _globals['_DELIVERCREDITS']._serialized_start=695
-  _globals['_DELIVERCREDITS']._serialized_end=748
-  _globals['_DELIVERCANCEL']._serialized_start=750
-  _globals['_DELIVERCANCEL']._serialized_end=765
-  _globals['_DELIVERRESUME']._serialized_start=767
-  _globals['_DELIVERRESUME']._serialized_end=869
-  _globals['_DELIVERDELTA']._serialized_start=872
-  _globals['_DELIVERDELTA']._serialized_end=1061
-  _globals['_DELIVERFINAL']._serialized_start=1064
-  _globals['_DELIVERFINAL']._serialized_end=1305
-  _globals['_FIRSTTOKENTIMINGS']._serialized_start=1307
-  _globals['_FIRSTTOKENTIMINGS']._serialized_end=1424
-  _globals['_RELAYTIMINGS']._serialized_start=1426
-  _globals['_RELAYTIMINGS']._serialized_end=1546
-  _globals['_STREAMSERVICE']._serialized_start=1548
-  _globals['_STREAMSERVICE']._serialized_end=1637
+  _globals['_DELIVERRESPONSE']._serialized_end=468
+  _globals['_DELIVEROPEN']._serialized_start=471
+  _globals['_DELIVEROPEN']._serialized_end=712
+  _globals['_DELIVERCREDITS']._serialized_start=714
+  _globals['_DELIVERCREDITS']._serialized_end=767
+  _globals['_DELIVERCANCEL']._serialized_start=769
+  _globals['_DELIVERCANCEL']._serialized_end=784
+  _globals['_DELIVERRESUME']._serialized_start=786
+  _globals['_DELIVERRESUME']._serialized_end=888
+  _globals['_DELIVERDELTA']._serialized_start=891
+  _globals['_DELIVERDELTA']._serialized_end=1080
+  _globals['_DELIVERFINAL']._serialized_start=1083
+  _globals['_DELIVERFINAL']._serialized_end=1346
+  _globals['_FIRSTTOKENTIMINGS']._serialized_start=1348
+  _globals['_FIRSTTOKENTIMINGS']._serialized_end=1465
+  _globals['_RELAYTIMINGS']._serialized_start=1467
+  _globals['_RELAYTIMINGS']._serialized_end=1587
+  _globals['_STREAMSERVICE']._serialized_start=1589
+  _globals['_STREAMSERVICE']._serialized_end=1678
 # @@protoc_insertion_point(module_scope)

@@ -21,14 +21,16 @@ class DeliverRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[DeliverOpen, _Mapping]] = ..., credits: _Optional[_Union[DeliverCredits, _Mapping]] = ..., cancel: _Optional[_Union[DeliverCancel, _Mapping]] = ..., resume: _Optional[_Union[DeliverResume, _Mapping]] = ...) -> None: ...
 
 class DeliverResponse(_message.Message):
-    __slots__ = ("delta", "final", "sequence_number")
+    __slots__ = ("delta", "final", "failure", "sequence_number")
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINAL_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     delta: DeliverDelta
     final: DeliverFinal
+    failure: bytes
     sequence_number: int
-    def __init__(self, delta: _Optional[_Union[DeliverDelta, _Mapping]] = ..., final: _Optional[_Union[DeliverFinal, _Mapping]] = ..., sequence_number: _Optional[int] = ...) -> None: ...
+    def __init__(self, delta: _Optional[_Union[DeliverDelta, _Mapping]] = ..., final: _Optional[_Union[DeliverFinal, _Mapping]] = ..., failure: _Optional[bytes] = ..., sequence_number: _Optional[int] = ...) -> None: ...
 
 class DeliverOpen(_message.Message):
     __slots__ = ("engine_address", "generation", "stop", "include_token_ids", "whole", "stream_id", "tenant", "fallback_engine_addresses")
@@ -91,18 +93,20 @@ class DeliverDelta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_count: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., first_token_timings: _Optional[_Union[FirstTokenTimings, _Mapping]] = ...) -> None: ...
 
 class DeliverFinal(_message.Message):
-    __slots__ = ("endings", "usage", "engine_timings", "relay_timings", "prompt_logprobs")
+    __slots__ = ("endings", "usage", "engine_timings", "relay_timings", "prompt_logprobs", "resume_count")
     ENDINGS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     RELAY_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_COUNT_FIELD_NUMBER: _ClassVar[int]
     endings: _containers.RepeatedCompositeFieldContainer[_generation_pb2.Ending]
     usage: _generation_pb2.Usage
     engine_timings: _engine_pb2.EngineTimings
     relay_timings: RelayTimings
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]
-    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., engine_timings: _Optional[_Union[_engine_pb2.EngineTimings, _Mapping]] = ..., relay_timings: _Optional[_Union[RelayTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ...) -> None: ...
+    resume_count: int
+    def __init__(self, endings: _Optional[_Iterable[_Union[_generation_pb2.Ending, _Mapping]]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., engine_timings: _Optional[_Union[_engine_pb2.EngineTimings, _Mapping]] = ..., relay_timings: _Optional[_Union[RelayTimings, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprob, _Mapping]]] = ..., resume_count: _Optional[int] = ...) -> None: ...
 
 class FirstTokenTimings(_message.Message):
     __slots__ = ("total_ns", "engine_hop_ns", "engine_ns", "queue_ns", "prefill_ns")

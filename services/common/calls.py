@@ -74,6 +74,10 @@ class Call:
         except Exception as error:
             raise errors.Cancelled("the caller went away") from error
 
+    async def send_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Sends headers before the first message."""
+        await self._context.send_initial_metadata(headers)
+
     @property
     def expired(self) -> bool:
         """Whether the caller's time is up."""

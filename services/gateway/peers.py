@@ -72,8 +72,15 @@ class Delivery:
     async def grant(self, credit_count: int, index: int) -> None:
         """The reader took this many tokens of an answer; a call that has ended needs no credits."""
         taken = stream_pb2.DeliverCredits(credit_count=credit_count, index=index)
+        await self._tell(stream_pb2.DeliverRequest(credits=taken))
+
+    async def cancel(self) -> None:
+        """Ends the generation for good; the messages end with CANCELLED."""
+        await self._tell(stream_pb2.DeliverRequest(cancel=stream_pb2.DeliverCancel()))
+
+    async def _tell(self, command: stream_pb2.DeliverRequest) -> None:
         with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            await self._call.write(stream_pb2.DeliverRequest(credits=taken))
+            await self._call.write(command)
 
 
 class Relays:
@@ -86,14 +93,14 @@ class Relays:
 
     @contextlib.asynccontextmanager
     async def deliver(
-        self, opening: stream_pb2.DeliverOpen, parent: Span, timeout_s: float | None
+        self, command: stream_pb2.DeliverRequest, parent: Span, timeout_s: float | None
     ) -> AsyncIterator[Delivery]:
         """An open delivery; leaving the block, however, cancels it where it has not ended."""
         with _client_span(self._telemetry, "headrace.v1.StreamService/Deliver", parent) as span:
             call = self._stub.Deliver(timeout=timeout_s, metadata=_headers(span))
             try:
                 with _errors_of(self._peer):
-                    await call.write(stream_pb2.DeliverRequest(open=opening))
+                    await call.write(command)
                 yield Delivery(call, self._peer)
             finally:
                 call.cancel()

@@ -1,11 +1,12 @@
 """One request's life, in one coroutine: admit, encode, route, deliver, account. Knows no gRPC.
 
-Every front calls `Pipeline.run` with a Generation, a Ticket and a `send` for deltas; the rest is here.
+Every front calls `Pipeline.run` with a Generation, a Ticket and a Flow; the rest is here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,14 +20,33 @@ from services.common import names, telemetry
 from services.gateway import validation
 from services.gateway.admission import Admission
 from services.gateway.peers import Delivery, Peers
-from services.gateway.receipt import Stopwatch, stage_timings
+from services.gateway.receipt import Stopwatch, resumed_timings, stage_timings
 from services.gateway.router import Engine, Router
 from services.gateway.settings import LimitSettings
 
 UNLIMITED_CREDITS = 2**31 - 1
 DEADLINE_MARGIN_S = 0.002
 
-Send = Callable[[gateway_pb2.Delta], Awaitable[None]]
+Send = Callable[[int, gateway_pb2.Delta], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How a reader takes an answer.
+
+    Attributes:
+        send: takes each delta with its sequence number; awaiting it is what holds the engine back.
+        whole: the text is wanted in one delta at the end, and nothing holds the engine back.
+        window: tokens that may be generated before credits come back.
+        grants: credits come back as `send` returns; else the reader grants them itself.
+        opened: told the open delivery, before its first message.
+    """
+
+    send: Send
+    whole: bool = False
+    window: int = UNLIMITED_CREDITS
+    grants: bool = True
+    opened: Callable[[Delivery], Awaitable[None]] | None = None
 
 
 @dataclass(slots=True)
@@ -38,12 +58,14 @@ class Ticket:
         watch: the gateway's moments.
         deadline_ns: monotonic, None without one.
         request_id: the server's own id, unique.
+        stream_id: names a resumable stream; nobody can guess it. "": not resumable.
     """
 
     span: Span
     watch: Stopwatch
     deadline_ns: int | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    stream_id: str = ""
 
     def timeout_s(self) -> float | None:
         """Seconds that the next hop may take."""
@@ -65,44 +87,42 @@ class Pipeline:
         self._limits, self._telemetry = limits, telemetry_
 
     async def run(
-        self, generation: generation_pb2.Generation, ticket: Ticket, send: Send, *, whole: bool = False
-    ) -> gateway_pb2.Final:
-        """Generates.
-
-        Args:
-            generation: what the caller asked, unchecked.
-            ticket: the request's ticket.
-            send: takes each delta; awaiting it is what holds the engine back.
-            whole: the text is wanted in one delta at the end, and nothing holds the engine back.
+        self, generation: generation_pb2.Generation, ticket: Ticket, flow: Flow
+    ) -> tuple[int, gateway_pb2.Final]:
+        """Generates; returns the final message and its sequence number.
 
         Raises:
             errors.HeadraceError: however it failed.
         """
         try:
-            return await self._run(generation, ticket, send, whole=whole)
+            return await self._run(generation, ticket, flow)
         except errors.InvalidArgument as error:
             error.field = validation.contract_path(error.field, generation)
             raise
 
     async def _run(
-        self, generation: generation_pb2.Generation, ticket: Ticket, send: Send, *, whole: bool
-    ) -> gateway_pb2.Final:
+        self, generation: generation_pb2.Generation, ticket: Ticket, flow: Flow
+    ) -> tuple[int, gateway_pb2.Final]:
         watch = ticket.watch
         with self._admit(generation, ticket) as facts:
             prompt, bad_sequences, encode_timings = await self._encode(generation, ticket)
             _check_room(generation, len(prompt), facts)
             with self._route(facts.model, ticket) as engine:
-                opening = _opening(generation, ticket, prompt, facts, engine.address, whole=whole)
+                opening = _opening(generation, ticket, prompt, facts)
+                opening.engine_address, opening.whole = engine.address, flow.whole
+                opening.fallback_engine_addresses.extend(self._router.others(engine.address, facts.model))
                 opening.generation.bad_token_sequences.extend(bad_sequences)
-                if not whole:
-                    opening.generation.credit_count = self._limits.credit_window
-                async with self._peers.relays.deliver(opening, ticket.span, ticket.timeout_s()) as delivery:
-                    first, final = await self._relay(delivery, watch, send, grants=not whole)
+                opening.generation.credit_count = flow.window
+                command = stream_pb2.DeliverRequest(open=opening)
+                async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
+                    first, number, final = await self._relay(delivery, watch, flow)
+        if first is None:
+            raise errors.Internal("the answer ended before its first token")
         watch.finished = time.monotonic_ns()
         answer = gateway_pb2.Final(
             endings=final.endings,
             usage=final.usage,
-            timings=stage_timings(watch, encode_timings, first, final, whole=whole),
+            timings=stage_timings(watch, encode_timings, first, final, whole=flow.whole),
             request_id=generation.request_id or ticket.request_id,
             trace_id=telemetry.trace_id(ticket.span),
             model=facts.model,
@@ -110,7 +130,27 @@ class Pipeline:
             prompt_logprobs=final.prompt_logprobs,
         )
         _describe_answer(ticket, answer)
-        return answer
+        return number, answer
+
+    async def resume(
+        self, asked: stream_pb2.DeliverResume, ticket: Ticket, flow: Flow
+    ) -> tuple[int, gateway_pb2.Final]:
+        """Goes on with a stream whose connection was lost; returns its final message and that one's number."""
+        with self._admission.admit():
+            ticket.watch.admitted = ticket.watch.encoded = ticket.watch.routed = time.monotonic_ns()
+            command = stream_pb2.DeliverRequest(resume=asked)
+            async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
+                _, number, final = await self._relay(delivery, ticket.watch, flow)
+        answer = gateway_pb2.Final(
+            endings=final.endings,
+            usage=final.usage,
+            timings=resumed_timings(final),
+            request_id=ticket.request_id,
+            trace_id=telemetry.trace_id(ticket.span),
+            prompt_logprobs=final.prompt_logprobs,
+        )
+        _describe_answer(ticket, answer)
+        return number, answer
 
     @contextlib.contextmanager
     def _admit(self, generation: generation_pb2.Generation, ticket: Ticket) -> Iterator[engine_pb2.GetEngineResponse]:
@@ -179,33 +219,36 @@ class Pipeline:
             yield engine
 
     async def _relay(
-        self, delivery: Delivery, watch: Stopwatch, send: Send, *, grants: bool
-    ) -> tuple[stream_pb2.FirstTokenTimings, stream_pb2.DeliverFinal]:
+        self, delivery: Delivery, watch: Stopwatch, flow: Flow
+    ) -> tuple[stream_pb2.FirstTokenTimings | None, int, stream_pb2.DeliverFinal]:
         """Hands deltas on, and credits back as they are taken, up to the final message."""
+        if flow.opened is not None:
+            await flow.opened(delivery)
         first: stream_pb2.FirstTokenTimings | None = None
         owed: dict[int, int] = {}  # credits that the reader has earned and the engine has not got yet, by answer
         async for message in delivery.messages():
             received = time.monotonic_ns()
             if message.HasField("final"):
                 watch.final_received = received
-                if first is None:
-                    raise errors.Internal("the answer ended before its first token")
-                return first, message.final
+                return first, message.sequence_number, message.final
             delta = message.delta
-            await send(
+            await flow.send(
+                message.sequence_number,
                 gateway_pb2.Delta(
                     index=delta.index,
                     text=delta.text,
                     token_count=delta.token_count,
                     token_ids=delta.token_ids,
                     logprobs=delta.logprobs,
-                )
+                ),
             )
             if first is None:
                 first = delta.first_token_timings
                 watch.first_received, watch.first_sent = received, time.monotonic_ns()
+            if flow.whole or not flow.grants:
+                continue
             earned = owed.get(delta.index, 0) + delta.token_count
-            if grants and earned >= self._limits.credit_window // 4:
+            if earned >= flow.window // 4:
                 await delivery.grant(earned, delta.index)
                 earned = 0
             owed[delta.index] = earned
@@ -234,14 +277,13 @@ def _opening(
     ticket: Ticket,
     prompt: Sequence[int],
     facts: engine_pb2.GetEngineResponse,
-    engine_address: str,
-    *,
-    whole: bool,
 ) -> stream_pb2.DeliverOpen:
     """The command to the stream process; unset sampling fields become the model's defaults."""
     sampling = generation_pb2.SamplingParameters()
     sampling.CopyFrom(facts.default_sampling)
     sampling.MergeFrom(generation.sampling)
+    if generation.resumable and not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(63)  # another engine must draw the same
     opened = engine_pb2.OpenGeneration(
         request_id=ticket.request_id,
         prompt_token_ids=prompt,
@@ -254,14 +296,12 @@ def _opening(
         logprobs=generation.logprobs if generation.HasField("logprobs") else None,
         prompt_logprobs=generation.prompt_logprobs if generation.HasField("prompt_logprobs") else None,
         priority=generation.priority or generation_pb2.PRIORITY_STANDARD,
-        credit_count=UNLIMITED_CREDITS,
     )
     return stream_pb2.DeliverOpen(
-        engine_address=engine_address,
         generation=opened,
         stop=generation.stop,
         include_token_ids=generation.include_token_ids,
-        whole=whole,
+        stream_id=ticket.stream_id,
     )
 
 

@@ -99,3 +99,33 @@ def stage_timings(
     timings.time_to_first_token_ns = until_first_ns if whole else watch.first_sent - watch.arrived
     timings.residual_ns = timings.total_ns - until_first_ns - timings.decode_ns - timings.tail_ns
     return timings
+
+
+def resumed_timings(final: stream_pb2.DeliverFinal) -> timings_pb2.StageTimings:
+    """The receipt of a stream that was resumed: what the stream process and the last engine know of it."""
+    engine, relay = final.engine_timings, final.relay_timings
+    timings = timings_pb2.StageTimings(
+        total_ns=relay.total_ns,
+        queue_ns=engine.queue_ns,
+        queue_reason=engine.queue_reason,
+        prefill_ns=engine.prefill_ns,
+        time_to_first_token_ns=engine.queue_ns + engine.prefill_ns,
+        computed_token_count=engine.computed_token_count,
+        cached_token_count=engine.cached_token_count,
+        prefill_chunk_count=engine.prefill_chunk_count,
+        decode_ns=engine.decode_ns,
+        decode_step_count=engine.decode_step_count,
+        inter_token_p50_ns=engine.inter_token_p50_ns,
+        inter_token_p99_ns=engine.inter_token_p99_ns,
+        inter_token_max_ns=engine.inter_token_max_ns,
+        stalled_ns=engine.stalled_ns,
+        paused_ns=engine.paused_ns,
+        preempted_ns=engine.preempted_ns,
+        preemption_count=engine.preemption_count,
+        detokenize_ns=relay.detokenize_ns,
+        send_blocked_ns=relay.send_blocked_ns,
+        tail_ns=relay.tail_ns,
+        resume_count=max(1, final.resume_count),
+    )
+    timings.residual_ns = timings.total_ns - (timings.time_to_first_token_ns + timings.decode_ns + timings.tail_ns)
+    return timings

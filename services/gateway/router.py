@@ -48,6 +48,11 @@ class Router:
             raise NotFound(f"generation.model: {asked}; expected one of: {served}", field="generation.model")
         return models[model]
 
+    def others(self, address: str, model: str) -> list[str]:
+        """Addresses of the model's other engines, the least loaded first."""
+        rest = [e for e in self.engines.values() if e.address != address and e.facts and e.facts.model == model]
+        return [engine.address for engine in sorted(rest, key=lambda e: (not e.serving, e.open_count))]
+
     @contextmanager
     def choose(self, model: str) -> Iterator[Engine]:
         """Holds a place on the serving engine of `model` with the fewest open requests.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
+from collections.abc import AsyncIterator, Coroutine
 
 import grpc.aio
 
 from headrace import errors
-from headrace.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2, tokenizer_pb2
+from headrace.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2, stream_pb2, tokenizer_pb2
 from services.common import names, telemetry
 from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
@@ -17,13 +19,15 @@ from services.common.serve import StartError
 from services.gateway import validation
 from services.gateway.admission import Admission
 from services.gateway.peers import Peers
-from services.gateway.pipeline import Pipeline, Ticket
+from services.gateway.pipeline import Flow, Pipeline, Ticket
 from services.gateway.receipt import Stopwatch
 from services.gateway.router import Router
+from services.gateway.session import Reader
 from services.gateway.settings import GatewaySettings
 
 FULL_NAME = "headrace.v1.GatewayService"
 TIMINGS_KEY = "headrace-timings-bin"
+STREAM_ID_KEY = "headrace-stream-id"
 
 
 class GatewayProcess:
@@ -56,7 +60,7 @@ class GatewayProcess:
         ticket = Ticket(span, Stopwatch(time.monotonic_ns()))
         generation = generation_pb2.Generation(prompt="Hello", max_tokens=2)
         try:
-            await self._pipeline.run(generation, ticket, _ignore)
+            await self._pipeline.run(generation, ticket, Flow(_ignore))
         except errors.HeadraceError as error:
             raise StartError(f"the first generation failed: {error}") from error
         finally:
@@ -86,7 +90,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self, pipeline: Pipeline, peers: Peers, router: Router, admission: Admission, settings: GatewaySettings
     ) -> None:
         self._pipeline, self._peers, self._router, self._admission = pipeline, peers, router, admission
-        self._slow_reader_s = settings.limits.slow_reader_s
+        self._limits = settings.limits
         self._inside = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -95,11 +99,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """One whole answer."""
         deltas: list[gateway_pb2.Delta] = []
 
-        async def collect(delta: gateway_pb2.Delta) -> None:
+        async def collect(_: int, delta: gateway_pb2.Delta) -> None:
             deltas.append(delta)
 
         with self._inside_as(call) as ticket:
-            final = await self._pipeline.run(request.generation, ticket, collect, whole=True)
+            _, final = await self._pipeline.run(request.generation, ticket, Flow(collect, whole=True))
         call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
         answers = [_answer([d for d in deltas if d.index == ending.index], ending) for ending in final.endings]
         return gateway_pb2.GenerateResponse(
@@ -115,21 +119,55 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def GenerateStream(self, request: gateway_pb2.GenerateStreamRequest, call: Call) -> None:  # noqa: N802
         """Deltas as they come, then the final message."""
-        sequence_number = 0
 
-        async def send(delta: gateway_pb2.Delta) -> None:
-            nonlocal sequence_number
-            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=sequence_number, delta=delta))
-            sequence_number += 1
+        async def send(number: int, delta: gateway_pb2.Delta) -> None:
+            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=number, delta=delta))
 
-        with self._inside_as(call) as ticket:
-            final = await self._pipeline.run(request.generation, ticket, send)
+        with self._inside_as(call, resumable=request.generation.resumable) as ticket:
+            if ticket.stream_id:
+                await call.send_headers(((STREAM_ID_KEY, ticket.stream_id),))
+            flow = Flow(send, window=self._limits.credit_window)
+            number, final = await self._pipeline.run(request.generation, ticket, flow)
             call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
-            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=sequence_number, final=final))
+            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=number, final=final))
 
-    async def GenerateSession(self, requests: object, call: Call) -> None:  # noqa: N802
-        """Not built yet."""
-        raise errors.Unimplemented("GenerateSession is not honoured yet")
+    async def GenerateSession(  # noqa: N802
+        self, requests: AsyncIterator[gateway_pb2.GenerateSessionRequest], call: Call
+    ) -> None:
+        """A stream under the reader's own credits; also where a stream is resumed."""
+        first = await anext(aiter(requests), None)
+        command = first.WhichOneof("command") if first is not None else None
+        if first is None or command not in ("open", "resume"):
+            raise errors.InvalidArgument(
+                f"command is {command or 'nothing'}; expected open or resume first", field="command"
+            )
+        credit_count = getattr(first, command).credit_count
+        validation.check_credits(credit_count, f"{command}.credit_count")
+        answer_count = max(1, first.open.generation.n) if command == "open" else 1
+        reader = Reader(credit_count, answer_count, self._limits.slow_reader_s)
+
+        async def send(number: int, delta: gateway_pb2.Delta) -> None:
+            await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=number, delta=delta))
+            reader.took(delta)
+
+        flow = Flow(send, window=credit_count, grants=False, opened=reader.opened)
+        with self._inside_as(call, resumable=command == "open" and first.open.generation.resumable) as ticket:
+            async with _companions(reader.obey(requests), reader.watch()):
+                if command == "open":
+                    opened = gateway_pb2.SessionOpened(
+                        stream_id=ticket.stream_id, trace_id=telemetry.trace_id(call.span)
+                    )
+                    await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=-1, opened=opened))
+                    number, final = await self._pipeline.run(first.open.generation, ticket, flow)
+                else:
+                    asked = stream_pb2.DeliverResume(
+                        stream_id=first.resume.stream_id,
+                        last_sequence_number=first.resume.last_sequence_number,
+                        credit_count=credit_count,
+                    )
+                    number, final = await self._pipeline.resume(asked, ticket, flow)
+            call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
+            await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=number, final=final))
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, call: Call) -> gateway_pb2.TokenizeResponse:  # noqa: N802
         """Ids of a text or chat."""
@@ -185,9 +223,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         return gateway_pb2.GetStatsResponse(engines=states, open_request_count=self._admission.open_count)
 
     @contextlib.contextmanager
-    def _inside_as(self, call: Call):  # type: ignore[no-untyped-def]
+    def _inside_as(self, call: Call, *, resumable: bool = False):  # type: ignore[no-untyped-def]
         """The request's ticket; its ids travel in the trailing metadata however it ends."""
         ticket = Ticket(call.span, Stopwatch(call.arrival_ns), call.deadline_ns)
+        ticket.stream_id = secrets.token_urlsafe(24) if resumable else ""
         call.trailing += [(REQUEST_ID_KEY, ticket.request_id), (TRACE_ID_KEY, telemetry.trace_id(call.span))]
         self._inside += 1
         self.idle.clear()
@@ -201,13 +240,15 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             if not self._inside:
                 self.idle.set()
 
-    async def _write(self, call: Call, message: gateway_pb2.GenerateStreamResponse) -> None:
+    async def _write(
+        self, call: Call, message: gateway_pb2.GenerateStreamResponse | gateway_pb2.GenerateSessionResponse
+    ) -> None:
         try:
-            async with asyncio.timeout(self._slow_reader_s):
+            async with asyncio.timeout(self._limits.slow_reader_s):
                 await call.write(message)
         except TimeoutError:
             raise errors.ResourceExhausted(
-                f"the reader took nothing for {self._slow_reader_s:g} s", reason=errors.Reason.SLOW_CONSUMER
+                f"the reader took nothing for {self._limits.slow_reader_s:g} s", reason=errors.Reason.SLOW_CONSUMER
             ) from None
 
 
@@ -220,5 +261,17 @@ def _answer(deltas: list[gateway_pb2.Delta], ending: generation_pb2.Ending) -> g
     )
 
 
-async def _ignore(delta: gateway_pb2.Delta) -> None:
+@contextlib.asynccontextmanager
+async def _companions(*work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Runs work beside a block: its failure is the block's, and the block's end is its end."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one) for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def _ignore(_: int, delta: gateway_pb2.Delta) -> None:
     """Takes a delta and does nothing with it."""

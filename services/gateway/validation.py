@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from headrace import channels
-from headrace.errors import InvalidArgument, Reason, Unimplemented
+from headrace.errors import InvalidArgument, Reason
 from headrace.v1 import generation_pb2
 from headrace.v1.generation_pb2 import Generation, SamplingParameters
 
@@ -24,6 +24,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_ALLOWED = 4096
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARACTERS = 256
+MAX_CREDITS = 1_000_000  # of one grant
 MAX_REQUEST_ID = 128
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
@@ -40,7 +41,6 @@ def check_generation(generation: Generation, vocabulary_size: int, context_lengt
 
     Raises:
         InvalidArgument: a field is wrong; the first one found.
-        Unimplemented: a field asks for what this version does not honour yet.
     """
     size = generation.ByteSize()
     if size > channels.MAX_REQUEST_BYTES:
@@ -51,7 +51,6 @@ def check_generation(generation: Generation, vocabulary_size: int, context_lengt
     _check_bad_words(generation.sampling.bad_words, "generation.sampling.bad_words")
     _check_stop(generation.stop, vocabulary_size, "generation.stop")
     _check_labels(generation)
-    _check_not_honoured(generation)
 
 
 def check_input(generation: Generation, vocabulary_size: int, context_length: int, path: str) -> None:
@@ -111,6 +110,8 @@ def _check_lengths(generation: Generation) -> None:
         _refuse("generation.min_tokens", generation.min_tokens, f"at most max_tokens, {generation.max_tokens}")
     if generation.HasField("n") and not 1 <= generation.n <= MAX_N:
         _refuse("generation.n", generation.n, f"1 to {MAX_N}")
+    if generation.resumable and generation.n > 1:
+        _refuse("generation.resumable", f"true with n {generation.n}", "n 1: only a single answer can be resumed")
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(generation, name)
         if not 0 <= value <= MAX_LOGPROBS:
@@ -182,14 +183,10 @@ def _check_labels(generation: Generation) -> None:
             )
 
 
-def _check_not_honoured(generation: Generation) -> None:
-    """Fields of the contract that later versions honour: refused by name, never silently ignored."""
-    asked = {
-        "generation.resumable": generation.resumable,
-    }
-    for path, used in asked.items():
-        if used:
-            raise Unimplemented(f"{path} is not honoured yet", field=path)
+def check_credits(credit_count: int, path: str) -> None:
+    """Checks one grant of credits."""
+    if not 1 <= credit_count <= MAX_CREDITS:
+        _refuse(path, credit_count, f"1 to {MAX_CREDITS}")
 
 
 def _refuse(path: str, value: object, wanted: str, reason: str = Reason.INVALID_FIELD) -> NoReturn:

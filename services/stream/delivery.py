@@ -27,7 +27,13 @@ class Delivery:
     """
 
     def __init__(
-        self, relays: Sequence[Relay], arrival_ns: int, token_bytes: wire.TokenBytes, *, include_ids: bool
+        self,
+        relays: Sequence[Relay],
+        arrival_ns: int,
+        token_bytes: wire.TokenBytes,
+        *,
+        include_ids: bool,
+        resumable: bool = False,
     ) -> None:
         self.wake = asyncio.Event()
         self.generation: Generation | None = None
@@ -40,6 +46,9 @@ class Delivery:
         self._first_token: engine_pb2.EngineTimings | None = None
         self._prompt_logprobs: list[generation_pb2.TokenLogprob] = []
         self.send_blocked_ns = 0
+        self._resumable = resumable
+        self.prompt_token_count: int | None = None  # set where the delivery is resumable
+        self.token_ids: list[int] = []  # every token that was made, of a resumable delivery's one answer
 
     def on_output(self, output: engine_pb2.GenerationOutput) -> None:
         """New tokens or the ending of one answer: into its relay."""
@@ -53,12 +62,34 @@ class Delivery:
         ending = output.ending if output.HasField("ending") else None
         by_token = ending is not None and ending.HasField("matched_token_id")
         stopped = relay.push(output.token_ids, logprobs, ending_token=by_token)
+        if self._resumable:
+            self.token_ids += output.token_ids
+            if ending is not None and relay.matched_stop is None and wire.engine_gave_up(ending):
+                self.on_lost(errors.Unavailable("the engine gave the generation up"))
+                return
         if ending is not None:
             self._endings[output.index] = ending
             relay.end()
         elif stopped and self.generation is not None:
             self.generation.cancel(output.index)
         self.wake.set()
+
+    def go_on_after(self, token_ids: Sequence[int], text: str, message_count: int) -> None:
+        """Takes the state of an earlier delivery that had sent `text` for these tokens."""
+        (relay,) = self._relays
+        self.token_ids = list(token_ids)
+        relay.go_on_after(token_ids, text)
+        relay.statistics.message_count = message_count
+
+    def end_if_stopped(self) -> bool:
+        """Ends a delivery whose stop string is complete and whose engine cannot say so any more."""
+        (relay,) = self._relays
+        if relay.matched_stop is None or self.prompt_token_count is None:
+            return False
+        usage = generation_pb2.Usage(prompt_token_count=self.prompt_token_count)
+        self._endings[0] = engine_pb2.GenerationEnding(finish_reason=generation_pb2.FINISH_REASON_STOP, usage=usage)
+        relay.end()
+        return True
 
     def on_lost(self, error: errors.HeadraceError) -> None:
         """The engine went away, or the gateway cancelled."""

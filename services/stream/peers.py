@@ -12,12 +12,15 @@ import itertools
 from typing import Protocol
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace import errors
 from headrace.v1 import engine_pb2, engine_pb2_grpc
 from services.common.calls import peer_error
 from services.common.dial import open_channel
 from services.common.logs import Log
+
+HEALTH_TIMEOUT_S = 1.0
 
 
 class Listener(Protocol):
@@ -158,6 +161,16 @@ class Engines:
         if attachment is None or attachment.lost:
             attachment = self._attachments[address] = Attachment(address, self._log)
         return attachment
+
+    async def reachable(self, address: str) -> bool:
+        """Whether an engine serves there now."""
+        async with open_channel(address) as channel:
+            try:
+                stub = health_pb2_grpc.HealthStub(channel)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def close(self) -> None:
         """Ends every attachment."""

@@ -75,6 +75,7 @@ class Relay:
     _token_ids: list[int] = field(default_factory=list)
     _logprobs: list[Any] = field(default_factory=list)
     _last_sent_ns: int = 0
+    _skip: int = 0  # characters that an earlier relay has sent and this one has not released yet
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[Any] = (), *, ending_token: bool = False) -> bool:
         """Takes new tokens from the engine; whatever follows a matched stop string is ignored.
@@ -102,6 +103,14 @@ class Relay:
                 break
         statistics.detokenize_ns += self.clock() - began
         return self.matched_stop is not None
+
+    def go_on_after(self, token_ids: Sequence[int], sent: str) -> None:
+        """Takes the state of an earlier relay that had sent `sent` for these tokens: nothing of it is sent again."""
+        self.push(token_ids)
+        released = sum(map(len, self._text))
+        self._skip = max(0, len(sent) - released)
+        self._text, self._token_ids, self._logprobs = [], [], []
+        self._last_sent_ns = self.clock()
 
     def end(self) -> None:
         """The engine has ended the answer: releases what is held back. Idempotent."""
@@ -134,7 +143,10 @@ class Relay:
         """The message that is due now, None if none is."""
         if self.due_in_ns() != 0:
             return None
-        piece = Piece("".join(self._text), self._token_ids, self._logprobs)
+        text = "".join(self._text)
+        if self._skip:
+            self._skip, text = max(0, self._skip - len(text)), text[self._skip :]
+        piece = Piece(text, self._token_ids, self._logprobs)
         self._text, self._token_ids, self._logprobs = [], [], []
         self._last_sent_ns = self.clock()
         self.statistics.first_sent_ns = self.statistics.first_sent_ns or self._last_sent_ns

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
 import grpc.aio
 
 from headrace import errors
-from headrace.v1 import stream_pb2, stream_pb2_grpc
+from headrace.v1 import engine_pb2, stream_pb2, stream_pb2_grpc
 from services.common import names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
 from services.common.serve import StartError
 from services.stream.delivery import Delivery
 from services.stream.detokenizer import DetokenizerFactory
-from services.stream.peers import Engines, Generation
+from services.stream.peers import Engines
+from services.stream.redis_log import RedisLog
 from services.stream.relay import Relay
+from services.stream.replay import MemoryLog
+from services.stream.session import Session, Sessions
 from services.stream.settings import StreamSettings
 from services.stream.stops import StopAutomaton, StopMatcher
 
@@ -33,7 +37,8 @@ class StreamProcess:
     def __init__(self, settings: StreamSettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._settings = settings
         self._engines = Engines(log)
-        self._servicer = StreamServicer(settings, telemetry_, self._engines)
+        self._servicer = StreamServicer(settings, telemetry_, self._engines, log)
+        self._sweeper: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Adds the servicer."""
@@ -47,6 +52,7 @@ class StreamProcess:
             self._servicer.detokenizers = await asyncio.to_thread(DetokenizerFactory.load, directory)
         except ValueError as error:
             raise StartError(str(error)) from error
+        self._sweeper = asyncio.create_task(self._servicer.sessions.sweep())
 
     async def failure(self) -> str:
         """Nothing here fails on its own."""
@@ -58,46 +64,116 @@ class StreamProcess:
         await self._servicer.idle.wait()
 
     async def stop(self) -> None:
-        """Detaches from every engine."""
+        """Drops every session, and detaches from every engine."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._servicer.sessions.close()
         await self._engines.close()
 
 
 class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
     """Deliver."""
 
-    def __init__(self, settings: StreamSettings, telemetry_: telemetry.Telemetry, engines: Engines) -> None:
+    def __init__(self, settings: StreamSettings, telemetry_: telemetry.Telemetry, engines: Engines, log: Log) -> None:
         self._coalescing = settings.coalescing
         self._telemetry = telemetry_
         self._engines = engines
         self.detokenizers: DetokenizerFactory | None = None
+        keep_s, url = settings.resume.replay_s, settings.redis.url
+        self.sessions = Sessions(
+            self._resumable_delivery,
+            engines,
+            RedisLog(url, keep_s) if url else MemoryLog(keep_s),
+            detached_s=settings.resume.detached_s,
+            engine_retry_s=settings.resume.engine_retry_s,
+            diagnostics=log,
+        )
         self._open_count = 0
         self.idle = asyncio.Event()
         self.idle.set()
 
     async def Deliver(self, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call) -> None:  # noqa: N802
         """Relays one generation to the gateway."""
-        opening = await anext(aiter(requests), None)
-        if opening is None or not opening.HasField("open"):
-            raise errors.InvalidArgument("the first command must be open", field="command")
-        delivery = self._delivery(opening.open, call)
+        first = await anext(aiter(requests), None)
         self._open_count += 1
         self.idle.clear()
-        commands: asyncio.Task[None] | None = None
         try:
-            delivery.generation = self._open(opening.open, delivery, call)
-            commands = asyncio.create_task(_obey(requests, delivery))
-            await _deliver(delivery, call)
+            if first is not None and first.HasField("resume"):
+                await self._resume(first.resume, requests, call)
+            elif first is not None and first.HasField("open"):
+                self._prepare(first.open.generation, call)
+                await (self._open_session if first.open.stream_id else self._open)(first.open, requests, call)
+            else:
+                raise errors.InvalidArgument("the first command must be open or resume", field="command")
         finally:
-            if commands is not None:
-                commands.cancel()
-            if delivery.generation is not None:
-                delivery.generation.abandon()
             self._open_count -= 1
             if not self._open_count:
                 self.idle.set()
+
+    async def _open(
+        self, opening: stream_pb2.DeliverOpen, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call
+    ) -> None:
+        """A delivery that ends with its call."""
+        delivery = self._delivery(opening, call.arrival_ns, include_ids=opening.include_token_ids)
+        delivery.opened_ns = time.monotonic_ns()
+        delivery.generation = self._engines.at(opening.engine_address).open(opening.generation, delivery)
+        commands = asyncio.create_task(_obey(requests, delivery))
+        try:
+            await _deliver(delivery, call)
+        finally:
+            commands.cancel()
+            delivery.generation.abandon()
             self._record(delivery, call)
 
-    def _delivery(self, opening: stream_pb2.DeliverOpen, call: Call) -> Delivery:
+    async def _open_session(
+        self, opening: stream_pb2.DeliverOpen, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call
+    ) -> None:
+        """A delivery that outlives its call."""
+        session = await self.sessions.open(opening)
+        await self._read(session, 0, opening.generation.credit_count, requests, call)
+
+    async def _resume(
+        self, asked: stream_pb2.DeliverResume, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call
+    ) -> None:
+        """Goes on with a delivery whose call was lost."""
+        session = await self.sessions.resume(asked)
+        await self._read(session, asked.last_sequence_number + 1, asked.credit_count, requests, call)
+
+    async def _read(
+        self,
+        session: Session,
+        first: int,
+        credit_count: int,
+        requests: AsyncIterator[stream_pb2.DeliverRequest],
+        call: Call,
+    ) -> None:
+        commands = asyncio.create_task(_obey_session(requests, session))
+        try:
+            async with contextlib.aclosing(session.read(first, credit_count)) as entries:
+                async for entry in entries:
+                    began = time.monotonic_ns()
+                    await call.write(_as_asked(entry, session.opening))
+                    session.delivery.send_blocked_ns += time.monotonic_ns() - began
+        finally:
+            commands.cancel()
+            if session.finished:
+                self._record(session.delivery, call)
+
+    def _prepare(self, command: engine_pb2.OpenGeneration, call: Call) -> None:
+        """Trace context and deadline travel inside the command."""
+        carrier = telemetry.inject(call.span)
+        command.traceparent, command.tracestate = carrier.get("traceparent", ""), carrier.get("tracestate", "")
+        timeout_s = call.timeout_s(DEADLINE_MARGIN_S)
+        if timeout_s is not None:
+            command.timeout_ns = int(timeout_s * 1e9)
+        call.span.set_attribute(names.REQUEST_ID, command.request_id)
+
+    def _resumable_delivery(self, opening: stream_pb2.DeliverOpen) -> Delivery:
+        delivery = self._delivery(opening, time.monotonic_ns(), include_ids=True)
+        delivery.prompt_token_count = len(opening.generation.prompt_token_ids)
+        return delivery
+
+    def _delivery(self, opening: stream_pb2.DeliverOpen, arrival_ns: int, *, include_ids: bool) -> Delivery:
         detokenizers = self.detokenizers
         if detokenizers is None:
             raise errors.Unavailable("the stream process is starting", reason=errors.Reason.STARTING)
@@ -113,19 +189,8 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
             )
             for _ in range(max(1, opening.generation.n))
         ]
-        include_ids = opening.include_token_ids
-        return Delivery(relays, call.arrival_ns, detokenizers.token_bytes, include_ids=include_ids)
-
-    def _open(self, opening: stream_pb2.DeliverOpen, delivery: Delivery, call: Call) -> Generation:
-        command = opening.generation
-        carrier = telemetry.inject(call.span)
-        command.traceparent, command.tracestate = carrier.get("traceparent", ""), carrier.get("tracestate", "")
-        timeout_s = call.timeout_s(DEADLINE_MARGIN_S)
-        if timeout_s is not None:
-            command.timeout_ns = int(timeout_s * 1e9)
-        call.span.set_attribute(names.REQUEST_ID, command.request_id)
-        delivery.opened_ns = time.monotonic_ns()
-        return self._engines.at(opening.engine_address).open(command, delivery)
+        resumable = bool(opening.stream_id)
+        return Delivery(relays, arrival_ns, detokenizers.token_bytes, include_ids=include_ids, resumable=resumable)
 
     def _record(self, delivery: Delivery, call: Call) -> None:
         statistics = delivery.statistics()
@@ -150,13 +215,14 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
 
 async def _deliver(delivery: Delivery, call: Call) -> None:
     """Writes whatever is due until every answer has ended and all of it is sent."""
-    loop = asyncio.get_running_loop()
+    loop, sequence_number = asyncio.get_running_loop(), 0
     while True:
         delivery.wake.clear()
         delta = delivery.take()
         if delta is not None:
             began = time.monotonic_ns()
-            await call.write(stream_pb2.DeliverResponse(delta=delta))
+            await call.write(stream_pb2.DeliverResponse(delta=delta, sequence_number=sequence_number))
+            sequence_number += 1
             delivery.send_blocked_ns += time.monotonic_ns() - began
         elif delivery.ended:
             break
@@ -168,7 +234,7 @@ async def _deliver(delivery: Delivery, call: Call) -> None:
             await delivery.wake.wait()
             if timer is not None:
                 timer.cancel()
-    await call.write(stream_pb2.DeliverResponse(final=delivery.final()))
+    await call.write(stream_pb2.DeliverResponse(final=delivery.final(), sequence_number=sequence_number))
 
 
 async def _obey(requests: AsyncIterator[stream_pb2.DeliverRequest], delivery: Delivery) -> None:
@@ -182,3 +248,23 @@ async def _obey(requests: AsyncIterator[stream_pb2.DeliverRequest], delivery: De
             delivery.generation.abandon()
             delivery.on_lost(errors.Cancelled("cancelled by the gateway"))
             return
+
+
+async def _obey_session(requests: AsyncIterator[stream_pb2.DeliverRequest], session: Session) -> None:
+    """Passes the gateway's commands on while its call lasts."""
+    async for request in requests:
+        if request.HasField("credits"):
+            session.grant(request.credits.credit_count)
+        elif request.HasField("cancel"):
+            await session.cancel()
+            return
+
+
+def _as_asked(entry: stream_pb2.DeliverResponse, opening: stream_pb2.DeliverOpen) -> stream_pb2.DeliverResponse:
+    """An entry of the log as the gateway wants it: token ids only where asked for."""
+    if opening.include_token_ids or not entry.HasField("delta"):
+        return entry
+    shown = stream_pb2.DeliverResponse()
+    shown.CopyFrom(entry)
+    del shown.delta.token_ids[:]
+    return shown

@@ -21,11 +21,31 @@ class CoalescingSettings:
 
 
 @dataclass(frozen=True)
+class ResumeSettings:
+    """How long a resumable stream waits for its reader and for an engine."""
+
+    SECTION = "STREAM"
+    detached_s: float = setting(30.0, "seconds that a generation goes on without a reader", minimum=0, maximum=86_400)
+    replay_s: float = setting(300.0, "seconds that messages are kept after the last one", minimum=1, maximum=86_400)
+    engine_retry_s: float = setting(30.0, "seconds to look for an engine when one is lost", minimum=0, maximum=3600)
+
+
+@dataclass(frozen=True)
+class RedisSettings:
+    """Where state lives that several processes share."""
+
+    SECTION = "REDIS"
+    url: str = setting("", "redis://[user:password@]host[:port][/database]; empty: in this process", secret=True)
+
+
+@dataclass(frozen=True)
 class StreamSettings:
     """Everything that the stream process can be told."""
 
     server: ServerSettings = ServerSettings(port=50052)
     coalescing: CoalescingSettings = CoalescingSettings()
+    resume: ResumeSettings = ResumeSettings()
+    redis: RedisSettings = RedisSettings()
     model: ModelSettings = ModelSettings()
     trace: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

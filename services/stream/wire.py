@@ -58,6 +58,13 @@ def ending_of(ending: engine_pb2.GenerationEnding, relay: Relay, index: int) -> 
     return message
 
 
+def engine_gave_up(ending: engine_pb2.GenerationEnding) -> bool:
+    """Whether the engine ended a generation that another engine could go on with."""
+    if ending.finish_reason == generation_pb2.FINISH_REASON_ERROR:
+        return bool(ending.error_code == code_pb2.UNAVAILABLE)
+    return bool(ending.finish_reason == generation_pb2.FINISH_REASON_CANCELLED)
+
+
 def engine_account(endings: Sequence[engine_pb2.GenerationEnding]) -> engine_pb2.EngineTimings:
     """The account of several answers as one: of the one that ended last, decoding since the first token of any."""
     accounts = [ending.timings for ending in endings]

@@ -38,6 +38,7 @@ BAD: list[tuple[str, Generation]] = [
     ("generation.n", Generation(prompt="x", n=-1)),
     ("generation.n", Generation(prompt="x", n=5_000_000)),
     ("generation.logprobs", Generation(prompt="x", logprobs=10**9)),
+    ("generation.resumable", Generation(prompt="x", resumable=True, n=2)),
     ("generation.prompt_logprobs", Generation(prompt="x", prompt_logprobs=-1)),
     ("generation.stop.strings", Generation(prompt="x", stop=StopConditions(strings=["a"] * 10_000))),
     ("generation.stop.strings[0]", Generation(prompt="x", stop=StopConditions(strings=[""]))),
@@ -72,9 +73,6 @@ BAD: list[tuple[str, Generation]] = [
     ("generation.request_id", Generation(prompt="x", request_id="r" * 129)),
     ("generation.metadata", Generation(prompt="x", metadata={"k" * 65: "v"})),
     ("generation.priority", Generation(prompt="x", priority=17)),
-]
-NOT_HONOURED = [
-    ("generation.resumable", Generation(prompt="x", resumable=True)),
 ]
 
 
@@ -115,27 +113,11 @@ def test_every_bad_value_is_refused_by_name_beside_a_running_stream(pipeline, st
     assert pipeline.engine_state().stats.running_count == 0
 
 
-@pytest.mark.parametrize(("field", "generation"), NOT_HONOURED, ids=[field for field, _ in NOT_HONOURED])
-def test_what_is_not_honoured_yet_is_refused_by_name(stub, field, generation):
-    """UNIMPLEMENTED naming the field: never silence."""
-    error = refusal(stub, generation)
-    assert isinstance(error, errors.Unimplemented)
-    assert error.field == field
-
-
 def test_an_unknown_model_is_not_found(stub):
     """NOT_FOUND with the names that are served."""
     error = refusal(stub, Generation(prompt="x", model="gpt-9"))
     assert isinstance(error, errors.NotFound)
     assert "smollm2-135m-instruct" in error.message
-
-
-def test_a_session_is_not_honoured_yet(stub):
-    """GenerateSession answers UNIMPLEMENTED."""
-    call = stub.GenerateSession(iter([gateway_pb2.GenerateSessionRequest()]), timeout=10)
-    with pytest.raises(grpc.RpcError) as caught:
-        next(call)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_worst_case_beyond_the_kv_pool(own_kv_pipeline):
