@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.answers import Answer, Choice, Delta, FinishReason
-    from headrace.client import AsyncClient, AsyncStream
+    from headrace.async_stream import AsyncStream
+    from headrace.client import AsyncClient
     from headrace.errors import HeadraceError
-    from headrace.sync_client import Client, Stream
+    from headrace.sync_client import Client
+    from headrace.sync_stream import Stream
 
 __all__ = [
     "Answer",
@@ -27,13 +29,13 @@ __all__ = [
 _HOMES = {
     "Answer": "answers",
     "AsyncClient": "client",
-    "AsyncStream": "client",
+    "AsyncStream": "async_stream",
     "Choice": "answers",
     "Client": "sync_client",
     "Delta": "answers",
     "FinishReason": "answers",
     "HeadraceError": "errors",
-    "Stream": "sync_client",
+    "Stream": "sync_stream",
 }
 
 

@@ -17,6 +17,8 @@ from headrace import errors
 from headrace.v1 import gateway_pb2, generation_pb2, timings_pb2
 
 REQUEST_ID_KEY = "headrace-request-id"
+StreamMessage = gateway_pb2.GenerateStreamResponse | gateway_pb2.GenerateSessionResponse
+_TRANSPORT_CODES = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 
 
 class FinishReason(StrEnum):
@@ -103,7 +105,7 @@ class Collector:
         self.answer: Answer | None = None
         self._deltas: dict[int, list[Delta]] = defaultdict(list)
 
-    def take(self, message: gateway_pb2.GenerateStreamResponse) -> Delta | None:
+    def take(self, message: StreamMessage) -> Delta | None:
         """The delta in a message; None for the final message, after which `answer` is set."""
         if message.WhichOneof("event") == "final":
             self.answer = _answer(message.final, [self._choice(ending) for ending in message.final.endings])
@@ -188,3 +190,16 @@ def error_of(failure: Any) -> errors.HeadraceError:
     if not error.request_id:
         error.request_id = next((value for key, value in trailing if key == REQUEST_ID_KEY), "")
     return error
+
+
+def by_transport(failure: Any) -> bool:
+    """Whether a failed call says that a connection or a process is gone, and nothing about the request.
+
+    UNAVAILABLE, and what gRPC itself makes of a broken connection: CANCELLED, UNKNOWN or INTERNAL (RST_STREAM) without
+    the details that every error of ours carries.
+    """
+    code = failure.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return True
+    ours = any(key == errors.STATUS_DETAILS_KEY for key, _ in failure.trailing_metadata() or ())
+    return code in _TRANSPORT_CODES and not ours

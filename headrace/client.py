@@ -1,123 +1,32 @@
-"""The asyncio client of the public API. Knows no service; see `sync_client` for the one without asyncio.
-
-A stream ends its call on every way out: at the end, on `break`, on an exception, when it is dropped. grpcio itself does
-not cancel a call that is only forgotten, and the engine would go on generating for nobody.
-"""
+"""The asyncio client of the public API. Knows no service; see `sync_client` for the one without asyncio."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 import grpc.aio
 
-from headrace import channels, errors
-from headrace.answers import Answer, Collector, Delta, answer_of, error_of
-from headrace.requests import MessageLike, Options, build_detokenize, build_generation, build_tokenize
+from headrace import channels
+from headrace.answers import Answer, answer_of, error_of
+from headrace.async_session import SessionSource
+from headrace.async_stream import AsyncStream, CallSource
+from headrace.requests import (
+    MessageLike,
+    Options,
+    StreamOptions,
+    build_detokenize,
+    build_generation,
+    build_tokenize,
+    split_stream_options,
+)
+from headrace.session import DEFAULT_RESUME_TIMEOUT_S, DEFAULT_WINDOW, Session, SessionOptions
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:50050"
 R = TypeVar("R")
-
-
-class AsyncStream:
-    """One streamed answer: iterate over its deltas, then read `answer`.
-
-    `async for` ends the call when the loop is left in any way; `anext` leaves it open until `aclose`, the end of
-    `async with`, or until the stream is dropped.
-    """
-
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, gateway_pb2.GenerateStreamResponse]) -> None:
-        self._call = call
-        self._loop = asyncio.get_running_loop()
-        self._collector = Collector()
-        self._closed = False
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has ended.
-
-        Raises:
-            RuntimeError: it has not.
-        """
-        if self._collector.answer is None:
-            raise RuntimeError("the stream has not ended; iterate over it first")
-        return self._collector.answer
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        try:
-            while True:
-                try:
-                    delta = await anext(self)
-                except StopAsyncIteration:
-                    return
-                yield delta
-        finally:
-            await self.aclose()
-
-    async def __anext__(self) -> Delta:
-        """The next delta.
-
-        Raises:
-            StopAsyncIteration: the answer is complete.
-            errors.HeadraceError: the call failed.
-        """
-        if self._closed:
-            raise StopAsyncIteration
-        try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                delta = self._collector.take(cast("gateway_pb2.GenerateStreamResponse", message))
-                if delta is not None:
-                    return delta
-            self._collector.finish()
-        except grpc.aio.AioRpcError as failure:
-            await self.aclose()
-            raise error_of(failure) from None
-        except asyncio.CancelledError:
-            if self._closed_by_another():
-                raise errors.Cancelled("the stream was closed") from None
-            await self.aclose()
-            raise
-        except BaseException:
-            await self.aclose()
-            raise
-        await self.aclose()
-        raise StopAsyncIteration
-
-    async def read_all(self) -> Answer:
-        """Reads to the end and returns the answer.
-
-        Raises:
-            errors.HeadraceError: the call failed.
-        """
-        async for _ in self:
-            pass
-        return self.answer
-
-    async def aclose(self) -> None:
-        """Ends the call; does nothing if it has ended."""
-        self._closed = True
-        self._call.cancel()
-
-    def _closed_by_another(self) -> bool:
-        """Whether a read was cancelled by `aclose`, and not its own task."""
-        task = asyncio.current_task()
-        return self._closed and task is not None and not task.cancelling()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        if not self._closed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._call.cancel)  # collected on whichever thread
 
 
 class AsyncClient:
@@ -159,16 +68,53 @@ class AsyncClient:
         call = self._stub.Generate(request, **self._call_arguments(options.get("timeout"), options.get("headers")))
         return answer_of(await _result(call))
 
-    def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> AsyncStream:
+    def stream(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Starts an answer and gives its text as it comes. Must be called while the event loop runs.
+
+        Arguments: see `headrace.requests.StreamOptions`.
 
         Raises:
             TypeError: not exactly one of prompt, messages and token_ids, or an unknown argument.
             errors.InvalidArgument: a value that no message can hold. Other errors come out of the iteration.
         """
-        request = gateway_pb2.GenerateStreamRequest(generation=build_generation(prompt, options))
-        arguments = self._call_arguments(options.get("timeout"), options.get("headers"))
-        return AsyncStream(self._stub.GenerateStream(request, **arguments))
+        plain, kept_up = split_stream_options(options)
+        generation = build_generation(prompt, plain)
+        timeout, headers = options.get("timeout"), options.get("headers")
+        if kept_up is not None:
+            generation.resumable = kept_up.resumable
+            return self._session(Session(generation, kept_up, timeout_s=timeout), headers)
+        request = gateway_pb2.GenerateStreamRequest(generation=generation)
+        return AsyncStream(CallSource(self._stub.GenerateStream(request, **self._call_arguments(timeout, headers))))
+
+    def resume(
+        self,
+        stream_id: str,
+        last_sequence_number: int = -1,
+        *,
+        window: int = DEFAULT_WINDOW,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT_S,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncStream:
+        """Goes on with a resumable stream that this object did not begin, after a restart for example.
+
+        Args:
+            stream_id: `AsyncStream.stream_id` of then.
+            last_sequence_number: of the last delta that was handled; what came after it comes again. -1: everything.
+            window: see `headrace.requests.StreamOptions`.
+            resume_timeout: see `headrace.requests.StreamOptions`.
+            timeout: seconds; becomes the deadline. None: none.
+            headers: gRPC metadata of this call.
+
+        Raises:
+            errors.InvalidArgument: a value that no message can hold. Other errors come out of the iteration:
+                NotFound for an id that is unknown, expired or another tenant's, Aborted when somebody else resumes it.
+        """
+        kept_up = SessionOptions(window, resume_timeout_s=resume_timeout)
+        session = Session(
+            None, kept_up, timeout_s=timeout, stream_id=stream_id, last_sequence_number=last_sequence_number
+        )
+        return self._session(session, headers)
 
     async def tokenize(
         self,
@@ -205,6 +151,12 @@ class AsyncClient:
             gateway_pb2.GetStatsRequest(), **self._call_arguments(timeout)
         )
         return await _result(call)
+
+    def _session(self, session: Session, headers: Mapping[str, str] | None) -> AsyncStream:
+        def connect(commands: AsyncIterator[gateway_pb2.GenerateSessionRequest], timeout_s: float | None) -> Any:
+            return self._stub.GenerateSession(commands, **self._call_arguments(timeout_s, headers))
+
+        return AsyncStream(SessionSource(session, connect))
 
     async def close(self) -> None:
         """Closes the channel; open calls end as cancelled."""

@@ -7,9 +7,10 @@ message at all is `InvalidArgument`, naming the field as the server would.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from headrace.errors import InvalidArgument
+from headrace.session import DEFAULT_RESUME_TIMEOUT_S, DEFAULT_WINDOW, SessionOptions
 from headrace.v1 import gateway_pb2, generation_pb2
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -56,6 +57,32 @@ class Options(TypedDict, total=False):
     include_token_ids: bool
     timeout: float  # seconds; becomes the deadline. Left out: none
     headers: Mapping[str, str]  # gRPC metadata of this call, `traceparent` for example
+
+
+class StreamOptions(Options, total=False):
+    """Keyword arguments of `stream`: those of `generate`, and how the stream is kept up.
+
+    With `resumable` or `window` the stream is a session: credits are exact, whatever the connection would swallow.
+    """
+
+    resumable: bool  # go on by itself after a lost connection or process; nothing is lost, nothing doubled
+    window: int  # tokens that may be generated beyond what the caller took: 1 to 1,000,000. Left out: 64
+    resume_timeout: float  # seconds without a connection after which a resumable stream fails. Left out: 60
+
+
+def split_stream_options(options: StreamOptions) -> tuple[Options, SessionOptions | None]:
+    """The options of the generation, and those of the session; None where the stream needs none."""
+    rest = {name: value for name, value in options.items() if name in Options.__annotations__}
+    unknown = options.keys() - StreamOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
+    resumable = options.get("resumable", False)
+    session = SessionOptions(
+        window=options.get("window", DEFAULT_WINDOW),
+        resumable=resumable,
+        resume_timeout_s=options.get("resume_timeout", DEFAULT_RESUME_TIMEOUT_S),
+    )
+    return cast("Options", rest), session if resumable or "window" in options else None
 
 
 def build_generation(prompt: str | None, options: Options) -> generation_pb2.Generation:

@@ -8,100 +8,24 @@ from typing import Any, Self, TypeVar, Unpack
 
 import grpc
 
-from headrace import channels, errors
-from headrace.answers import Answer, Collector, Delta, answer_of, error_of
+from headrace import channels
+from headrace.answers import Answer, answer_of, error_of
 from headrace.client import DEFAULT_TARGET
-from headrace.requests import MessageLike, Options, build_detokenize, build_generation, build_tokenize
+from headrace.requests import (
+    MessageLike,
+    Options,
+    StreamOptions,
+    build_detokenize,
+    build_generation,
+    build_tokenize,
+    split_stream_options,
+)
+from headrace.session import DEFAULT_RESUME_TIMEOUT_S, DEFAULT_WINDOW, Session, SessionOptions
+from headrace.sync_session import SessionSource
+from headrace.sync_stream import CallSource, Stream
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 
 R = TypeVar("R")
-
-
-class Stream:
-    """One streamed answer: iterate over its deltas, then read `answer`.
-
-    `for` ends the call when the loop is left in any way; `next` leaves it open until `close`, the end of `with`, or
-    until the stream is dropped. One thread iterates; any thread may close.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self._collector = Collector()
-        self._closed = False
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has ended.
-
-        Raises:
-            RuntimeError: it has not.
-        """
-        if self._collector.answer is None:
-            raise RuntimeError("the stream has not ended; iterate over it first")
-        return self._collector.answer
-
-    def __iter__(self) -> Iterator[Delta]:
-        try:
-            while True:
-                try:
-                    delta = next(self)
-                except StopIteration:
-                    return
-                yield delta
-        finally:
-            self.close()
-
-    def __next__(self) -> Delta:
-        """The next delta.
-
-        Raises:
-            StopIteration: the answer is complete.
-            errors.HeadraceError: the call failed.
-        """
-        if self._closed:
-            raise StopIteration
-        try:
-            for message in self._call:
-                delta = self._collector.take(message)
-                if delta is not None:
-                    return delta
-            self._collector.finish()
-        except grpc.RpcError as failure:
-            error = errors.Cancelled("the stream was closed") if self._closed else error_of(failure)
-            self.close()
-            raise error from None
-        except BaseException:
-            self.close()
-            raise
-        self.close()
-        raise StopIteration
-
-    def read_all(self) -> Answer:
-        """Reads to the end and returns the answer.
-
-        Raises:
-            errors.HeadraceError: the call failed.
-        """
-        for _ in self:
-            pass
-        return self.answer
-
-    def close(self) -> None:
-        """Ends the call; does nothing if it has ended."""
-        self._closed = True
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if not self._closed:
-            self.close()
 
 
 class Client:
@@ -151,16 +75,38 @@ class Client:
         arguments = self._call_arguments(options.get("timeout"), options.get("headers"))
         return answer_of(_result(self._stub.Generate, request, arguments))
 
-    def stream(self, prompt: str | None = None, **options: Unpack[Options]) -> Stream:
-        """Starts an answer and gives its text as it comes.
+    def stream(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Stream:
+        """Starts an answer and gives its text as it comes. Arguments: see `headrace.requests.StreamOptions`.
 
         Raises:
             TypeError: not exactly one of prompt, messages and token_ids, or an unknown argument.
             errors.InvalidArgument: a value that no message can hold. Other errors come out of the iteration.
         """
-        request = gateway_pb2.GenerateStreamRequest(generation=build_generation(prompt, options))
-        arguments = self._call_arguments(options.get("timeout"), options.get("headers"))
-        return Stream(self._stub.GenerateStream(request, **arguments))
+        plain, kept_up = split_stream_options(options)
+        generation = build_generation(prompt, plain)
+        timeout, headers = options.get("timeout"), options.get("headers")
+        if kept_up is not None:
+            generation.resumable = kept_up.resumable
+            return self._session(Session(generation, kept_up, timeout_s=timeout), headers)
+        request = gateway_pb2.GenerateStreamRequest(generation=generation)
+        return Stream(CallSource(self._stub.GenerateStream(request, **self._call_arguments(timeout, headers))))
+
+    def resume(
+        self,
+        stream_id: str,
+        last_sequence_number: int = -1,
+        *,
+        window: int = DEFAULT_WINDOW,
+        resume_timeout: float = DEFAULT_RESUME_TIMEOUT_S,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Stream:
+        """Goes on with a resumable stream that this object did not begin; see `headrace.AsyncClient.resume`."""
+        kept_up = SessionOptions(window, resume_timeout_s=resume_timeout)
+        session = Session(
+            None, kept_up, timeout_s=timeout, stream_id=stream_id, last_sequence_number=last_sequence_number
+        )
+        return self._session(session, headers)
 
     def tokenize(
         self,
@@ -197,6 +143,12 @@ class Client:
             self._stub.GetStats, gateway_pb2.GetStatsRequest(), self._call_arguments(timeout)
         )
         return answer
+
+    def _session(self, session: Session, headers: Mapping[str, str] | None) -> Stream:
+        def connect(commands: Iterator[gateway_pb2.GenerateSessionRequest], timeout_s: float | None) -> Any:
+            return self._stub.GenerateSession(commands, **self._call_arguments(timeout_s, headers))
+
+        return Stream(SessionSource(session, connect))
 
     def close(self) -> None:
         """Closes the channel; open calls end as cancelled."""

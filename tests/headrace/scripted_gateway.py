@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
-from grpc_status import rpc_status
 
-from headrace import errors
+from headrace import channels, errors
 from headrace.v1 import engine_pb2, gateway_pb2, gateway_pb2_grpc, generation_pb2, timings_pb2
+from tests.headrace.scripted_session import ScriptedSessions, abort
 
 TRACE_ID = "0123456789abcdef0123456789abcdef"
 TIMINGS = timings_pb2.StageTimings(
@@ -35,7 +35,7 @@ TIMINGS = timings_pb2.StageTimings(
 )
 
 
-class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
+class ScriptedGateway(ScriptedSessions, gateway_pb2_grpc.GatewayServiceServicer):
     """Streams `texts`, then ends; with `endless`, repeats the last text until cancelled; with `error`, fails.
 
     Attributes:
@@ -46,6 +46,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.texts = ["The ", "capital is ", "Paris."]
         self.endless = False
         self.error: errors.HeadraceError | None = None
@@ -73,7 +74,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
                 await context.write(self._delta(number, text))
                 number += 1
             if self.error:
-                await _abort(context, self.error)
+                await abort(context, self.error)
             while self.endless:
                 await context.write(self._delta(number, self.texts[-1]))
                 number += 1
@@ -109,7 +110,7 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         self.asked.set()
         self.headers.append({k: v for k, v in context.invocation_metadata() if isinstance(v, str)})
         if self.error and not later:
-            await _abort(context, self.error)
+            await abort(context, self.error)
 
     async def _forever(self) -> None:
         try:
@@ -134,20 +135,40 @@ class ScriptedGateway(gateway_pb2_grpc.GatewayServiceServicer):
         }
 
 
-async def _abort(context: Any, error: errors.HeadraceError) -> None:
-    status = rpc_status.to_status(errors.to_status(error))
-    trailing = (("headrace-request-id", "server-id"), *status.trailing_metadata)
-    await context.abort(status.code, status.details, trailing)
+class Endpoint:
+    """Where a scripted gateway is served: a free port of this event loop, the same one after a restart."""
+
+    def __init__(self, gateway: ScriptedGateway) -> None:
+        self._gateway = gateway
+        self._server: grpc.aio.Server | None = None
+        self.target = "127.0.0.1:0"
+
+    async def start(self) -> None:
+        """Serves."""
+        self._server = grpc.aio.server(options=channels.SERVER_OPTIONS)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self._gateway, self._server)
+        self.target = f"127.0.0.1:{self._server.add_insecure_port(self.target)}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Breaks every connection off."""
+        if self._server is not None:
+            await self._server.stop(None)
 
 
 @asynccontextmanager
 async def serving(gateway: ScriptedGateway) -> AsyncIterator[str]:
-    """Serves it on a free port of this event loop; gives host:port."""
-    server = grpc.aio.server()
-    gateway_pb2_grpc.add_GatewayServiceServicer_to_server(gateway, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    """Serves it; gives host:port."""
+    async with endpoint(gateway) as served:
+        yield served.target
+
+
+@asynccontextmanager
+async def endpoint(gateway: ScriptedGateway) -> AsyncIterator[Endpoint]:
+    """Serves it; gives what can be stopped and started again."""
+    served = Endpoint(gateway)
+    await served.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield served
     finally:
-        await server.stop(0)
+        await served.stop()

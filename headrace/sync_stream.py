@@ -1,0 +1,162 @@
+"""A streamed answer as blocking callers see it, and the call that most of them come over. Knows no stub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import grpc
+
+from headrace import errors
+from headrace.answers import Answer, Collector, Delta, StreamMessage, error_of
+
+
+class Source(Protocol):
+    """Where the messages of a stream come from.
+
+    Ending: `read` gives None at the end; `close` ends the generation, in whatever state and from any thread, and wakes
+    a reader with Cancelled; `drop` does the same without waiting, for a stream that nobody refers to.
+    """
+
+    stream_id: str
+    last_sequence_number: int
+    resume_count: int
+
+    def read(self) -> StreamMessage | None:
+        """The next message. Raises HeadraceError."""
+
+    def close(self) -> None:
+        """Ends the generation; does nothing if it has ended."""
+
+    def drop(self) -> None:
+        """As `close`, without waiting."""
+
+
+class Stream:
+    """One streamed answer: iterate over its deltas, then read `answer`.
+
+    `for` ends the call when the loop is left in any way; `next` leaves it open until `close`, the end of `with`, or
+    until the stream is dropped. One thread iterates; any thread may close.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._collector = Collector()
+        self._closed = False
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer, once the stream has ended. Its text is that of the deltas that came out of this object.
+
+        Raises:
+            RuntimeError: it has not.
+        """
+        if self._collector.answer is None:
+            raise RuntimeError("the stream has not ended; iterate over it first")
+        return self._collector.answer
+
+    @property
+    def stream_id(self) -> str:
+        """Names a resumable stream in `resume`, from the first delta on; "" otherwise."""
+        return self._source.stream_id
+
+    @property
+    def last_sequence_number(self) -> int:
+        """Of the last message that came, -1: none."""
+        return self._source.last_sequence_number
+
+    @property
+    def resume_count(self) -> int:
+        """How often the stream lost its connection and went on over another one."""
+        return self._source.resume_count
+
+    def __iter__(self) -> Iterator[Delta]:
+        try:
+            while True:
+                try:
+                    delta = next(self)
+                except StopIteration:
+                    return
+                yield delta
+        finally:
+            self.close()
+
+    def __next__(self) -> Delta:
+        """The next delta.
+
+        Raises:
+            StopIteration: the answer is complete.
+            errors.HeadraceError: the call failed.
+        """
+        if self._closed:
+            raise StopIteration
+        try:
+            while (message := self._source.read()) is not None:
+                delta = self._collector.take(message)
+                if delta is not None:
+                    return delta
+            self._collector.finish()
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration
+
+    def read_all(self) -> Answer:
+        """Reads to the end and returns the answer.
+
+        Raises:
+            errors.HeadraceError: the call failed.
+        """
+        for _ in self:
+            pass
+        return self.answer
+
+    def close(self) -> None:
+        """Ends the generation; does nothing if it has ended."""
+        self._closed = True
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._source.drop()
+
+
+class CallSource:
+    """Messages of one `GenerateStream` call."""
+
+    stream_id = ""
+    resume_count = 0
+
+    def __init__(self, call: Any) -> None:
+        self.last_sequence_number = -1
+        self._call = call
+        self._closed = False
+
+    def read(self) -> StreamMessage | None:
+        """The next message, None at the end. Raises HeadraceError."""
+        try:
+            message: StreamMessage | None = next(self._call, None)
+        except grpc.RpcError as failure:
+            raise errors.Cancelled("the stream was closed") if self._closed else error_of(failure) from None
+        if message is not None:
+            self.last_sequence_number = message.sequence_number
+        return message
+
+    def close(self) -> None:
+        """Cancels the call."""
+        self._closed = True
+        self._call.cancel()
+
+    def drop(self) -> None:
+        """Cancels the call."""
+        self.close()
