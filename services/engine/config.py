@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from services.engine.budget import PROFILES, BudgetPolicy
+from services.engine.request import Priority
+from services.engine.scheduler import SchedulerConfig
 from services.engine.waiting import WaitingPolicy
 
-BLOCK_SIZES = (8, 16, 32)
-DTYPES = ("auto", "float32", "bfloat16")
-KERNELS = ("cpu", "reference")
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "dtype": ("auto", "float32", "bfloat16"),
+    "kernels": ("cpu", "reference"),
+    "block_size": (8, 16, 32),
+    "profile": PROFILES,
+}
+_LONGEST_WAIT_S = 86_400
+INTERACTIVE_CHUNK_TOKENS = 64
+_SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +39,24 @@ class EngineConfig:
     block_size: int = 16
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
+    profile: str = "interactive"
+    """interactive or throughput: what prompts may take of a step in which other requests decode."""
     max_chunk_tokens: int | None = None
-    """Tokens of one prompt a step; None: as many as a step may have."""
+    """Tokens of one prompt a step; None: as many as a step may have, but INTERACTIVE_CHUNK_TOKENS beside decodes in
+    the interactive profile."""
     max_model_len: int | None = None
     """Context; None: the model's own. Cannot be longer than that."""
     threads: int | None = None
     """Threads of one tensor operation; None: torch's choice."""
     prefix_cache: bool = True
     watermark: float = 0.85
-    waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
+    """Share of the pool that may be referenced after an admission."""
+    paused_kv_share: float = 0.5
+    """Share of the pool that paused requests under one salt may keep."""
+    standard_wait_s: float = 10.0
+    """Longest wait of interactive and standard requests before they go first."""
+    batch_wait_s: float = 60.0
+    """The same of batch requests."""
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "kv_memory_bytes", "max_chunk_tokens", "max_model_len", "threads"):
@@ -47,12 +65,9 @@ class EngineConfig:
                 raise ValueError(f"{name} is {value}; it must be positive")
         if self.max_model_len == 1:
             raise ValueError("max_model_len is 1; a prompt and an answer need at least 2")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
-        if self.kernels not in KERNELS:
-            raise ValueError(f"kernels is {self.kernels!r}; it must be {' or '.join(KERNELS)}")
-        if self.block_size not in BLOCK_SIZES:
-            raise ValueError(f"block_size is {self.block_size}; it must be one of {BLOCK_SIZES}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(str, choices))}")
         if self.max_num_seqs < 1:
             raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be positive")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -60,6 +75,28 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
                 f"({self.max_num_seqs}), so that every running sequence can advance"
             )
-        for name in ("kv_memory_utilization", "watermark"):
+        for name in ("kv_memory_utilization", "watermark", "paused_kv_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1")
+        for name in ("standard_wait_s", "batch_wait_s"):
+            if not 0 <= getattr(self, name) <= _LONGEST_WAIT_S:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {_LONGEST_WAIT_S}")
+
+    def scheduling(self) -> SchedulerConfig:
+        """The scheduler's part of it."""
+        chunk = self.max_chunk_tokens
+        standard_ns, batch_ns = int(self.standard_wait_s * _SECOND_NS), int(self.batch_wait_s * _SECOND_NS)
+        return SchedulerConfig(
+            block_size=self.block_size,
+            budget=BudgetPolicy(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_chunk_tokens=chunk or self.max_num_batched_tokens,
+                shared_chunk_tokens=(chunk or INTERACTIVE_CHUNK_TOKENS) if self.profile == "interactive" else None,
+            ),
+            watermark=self.watermark,
+            paused_kv_share=self.paused_kv_share,
+            waiting=WaitingPolicy(
+                {Priority.INTERACTIVE: standard_ns, Priority.STANDARD: standard_ns, Priority.BATCH: batch_ns}
+            ),
+        )

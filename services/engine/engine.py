@@ -26,7 +26,7 @@ from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
 from services.engine.runner import ModelRunner, allocate_kv
 from services.engine.sampler import Sampler
-from services.engine.scheduler import Scheduler, SchedulerConfig
+from services.engine.scheduler import Scheduler
 from services.engine.step import ScheduledStep, StepResult
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -61,14 +61,7 @@ class Engine:
             self._pool, config.block_size, model=str(config.model_dir), enabled=config.prefix_cache
         )
         self._scheduler = Scheduler(
-            SchedulerConfig(
-                block_size=config.block_size,
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_chunk_tokens=config.max_chunk_tokens or config.max_num_batched_tokens,
-                watermark=config.watermark,
-                waiting=config.waiting,
-            ),
+            config.scheduling(),
             self._pool,
             self._cache,
             limits.eos_token_ids,

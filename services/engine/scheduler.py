@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from services.engine.block_pool import BlockPool
+from services.engine.budget import BudgetPolicy, StepBudget
+from services.engine.paused import preempt_paused, preempt_paused_over
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, QueueReason, Request, RequestStatus
 from services.engine.roster import Roster
@@ -32,18 +34,15 @@ class SchedulerConfig:
     """Bounds of a step and of admission."""
 
     block_size: int = 16
-    max_num_seqs: int = 32
-    """Sequences a step; paused ones do not count."""
-    max_num_batched_tokens: int = 512
-    """Tokens a step."""
-    max_chunk_tokens: int = 512
-    """Tokens of one prompt a step."""
+    budget: BudgetPolicy = field(default_factory=BudgetPolicy)
     watermark: float = 0.85
     """Share of the pool that may be referenced after an admission."""
     max_preemptions: int = 3
     """After this many a request is preempted only when no other can be."""
     paused_grace_ns: int = 1_000_000_000
     """A paused request keeps its blocks this long when others wait for room."""
+    paused_kv_share: float = 0.5
+    """Share of the pool that paused requests under one salt (a tenant's) may keep."""
     waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
 
 
@@ -54,22 +53,6 @@ class SchedulerCounters:
     prefilled_token_count: int = 0
     decoded_token_count: int = 0
     step_count: int = 0
-
-
-@dataclass(slots=True)
-class _Shares:
-    """The token budget of one step, handed out."""
-
-    budget: int
-    counts: dict[int, int] = field(default_factory=dict)
-    """By request id."""
-
-    def give(self, request: Request, count: int) -> None:
-        self.counts[request.request_id] = count
-        self.budget -= count
-
-    def take_back(self, request: Request) -> None:
-        self.budget += self.counts.pop(request.request_id, 0)
 
 
 class Scheduler:
@@ -102,8 +85,12 @@ class Scheduler:
         """Choose the next step's tokens; None when nothing can be computed now."""
         now = self._clock()
         self.roster.expire(now)
-        shares = _Shares(self.config.max_num_batched_tokens)
-        if not self._share_with_running(shares, now):
+        before = self.roster.preemption_count
+        preempt_paused_over(self.roster, int(self.config.paused_kv_share * self._pool.block_count), now)
+        runnable = [r for r in self.roster.running if not r.paused]
+        shares = StepBudget(self.config.budget, sum(r.pending_count == 1 for r in runnable))
+        self._share_with_running(runnable, shares, now)
+        if self.roster.preemption_count == before:  # no admission in a step that preempts
             self._admit(shares, now)
         if not shares.counts:
             return None
@@ -141,21 +128,25 @@ class Scheduler:
 
     # --- shares ---------------------------------------------------------------------------------------
 
-    def _share_with_running(self, shares: _Shares, now: int) -> bool:
-        """Give running requests their tokens, decodes first; True when one had to be preempted."""
-        before = self.roster.preemption_count
-        runnable = sorted((r for r in self.roster.running if not r.paused), key=_rank)
-        runnable.sort(key=lambda r: r.pending_count > 1)
-        for request in runnable:
-            if shares.budget == 0 or len(shares.counts) >= self.config.max_num_seqs:
+    def _share_with_running(self, runnable: list[Request], shares: StepBudget, now: int) -> None:
+        """Give running requests their tokens, in the profile's order."""
+        decodes = sorted((r for r in runnable if r.pending_count == 1), key=_rank)
+        prompts = sorted((r for r in runnable if r.pending_count > 1), key=_rank)
+        if self.config.budget.prompts_first:
+            decodes.sort(key=lambda r: r.clock.last_token_ns)  # where prompts left too little, decodes take turns
+            order = prompts + decodes
+        else:
+            order = decodes + prompts
+        for request in order:
+            if shares.spent or shares.full:
                 break
-            if request.status is RequestStatus.RUNNING:  # not preempted by one before it
-                count = min(request.pending_count, shares.budget, self.config.max_chunk_tokens)
-                if self._make_room(request, request.computed_count + count, shares, now):
-                    shares.give(request, count)
-        return self.roster.preemption_count > before
+            if request.status is not RequestStatus.RUNNING:  # preempted by one before it
+                continue
+            count = shares.offer(request)
+            if count and self._make_room(request, request.computed_count + count, shares, now):
+                shares.give(request, count)
 
-    def _make_room(self, request: Request, token_count: int, shares: _Shares, now: int) -> bool:
+    def _make_room(self, request: Request, token_count: int, shares: StepBudget, now: int) -> bool:
         """Extend the block table to hold ``token_count`` tokens; False when the request itself had to yield."""
         missing = -(-token_count // self.config.block_size) - len(request.block_table)
         if missing <= 0:
@@ -170,7 +161,7 @@ class Scheduler:
             request.block_table.append(block)
         return True
 
-    def _admit(self, shares: _Shares, now: int) -> None:
+    def _admit(self, shares: StepBudget, now: int) -> None:
         """Start waiting requests while slots, blocks and budget last.
 
         A request whose next block is just being computed by another waits for it: identical prompts that
@@ -182,10 +173,10 @@ class Scheduler:
         active = self.roster.running_count
         promised = {name for r in self.roster.running if r.pending_count > 1 for name in self._cache.promised(r)}
         for request in self.roster.waiting.in_order(now):
-            if max(active, len(shares.counts)) >= self.config.max_num_seqs:
+            if shares.full or active >= self.config.budget.max_num_seqs:
                 blocked = QueueReason.SLOTS
                 break
-            if shares.budget == 0:
+            if shares.spent_on_prompts:
                 blocked = QueueReason.BUDGET
                 break
             hits = self._cache.find(request)
@@ -195,7 +186,7 @@ class Scheduler:
                 blocked = QueueReason.KV
                 break
             active += 1
-            shares.give(request, min(request.pending_count, shares.budget, self.config.max_chunk_tokens))
+            shares.give(request, shares.offer(request))
             promised.update(self._cache.promised(request))
         if blocked is not QueueReason.NONE:
             for request in self.roster.waiting:
@@ -208,7 +199,8 @@ class Scheduler:
         used = self._pool.used_count + fresh + revived
         allowed = self._pool.block_count if alone else int(self.config.watermark * self._pool.block_count)
         if used > allowed:
-            self._preempt_paused(used - allowed, now, grace_ns=0 if alone else self.config.paused_grace_ns)
+            grace_ns = 0 if alone else self.config.paused_grace_ns
+            preempt_paused(self.roster, self._pool, used - allowed, now - grace_ns, now)
             return False  # no admission in a step that preempts
         for block in hits:
             self._pool.acquire(block)
@@ -225,7 +217,7 @@ class Scheduler:
         self.roster.start(request, now)
         return True
 
-    def _write(self, shares: _Shares, now: int) -> ScheduledStep:
+    def _write(self, shares: StepBudget, now: int) -> ScheduledStep:
         chosen = [self.roster.running_by_id(request_id) for request_id in shares.counts]
         chosen.sort(key=lambda r: shares.counts[r.request_id] > 1)  # one-token sequences first
         return write_step(chosen, [shares.counts[r.request_id] for r in chosen], self.config.block_size, now)
@@ -252,15 +244,6 @@ class Scheduler:
             self.roster.end(request, FinishReason.LENGTH, now)
         elif request.paused:
             request.paused_since_ns = now
-
-    def _preempt_paused(self, block_count: int, now: int, *, grace_ns: int) -> None:
-        """Take blocks from requests that their readers hold up, until ``block_count`` are regained."""
-        before = self._pool.used_count
-        for request in sorted(self.roster.running, key=_yields, reverse=True):
-            if before - self._pool.used_count >= block_count:
-                break
-            if request.paused and now - request.paused_since_ns >= grace_ns:
-                self.roster.preempt(request, now)
 
 
 def _rank(request: Request) -> tuple[bool, int, int, int]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -65,23 +65,7 @@ class EngineProcess:
         self._servicer.begin(engine, self._settings.model.name, _default_sampling(directory), self._on_fatal)
 
     def _load(self, directory: Path) -> Engine:
-        options = self._settings.engine
-        engine = Engine.load(
-            EngineConfig(
-                model_dir=directory,
-                dtype=options.dtype,
-                kernels=options.kernels,
-                kv_blocks=options.kv_blocks,
-                kv_memory_bytes=options.kv_memory_bytes,
-                kv_memory_utilization=options.kv_memory_utilization,
-                block_size=options.block_size,
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-                max_model_len=options.max_model_len,
-                threads=options.threads,
-                prefix_cache=options.prefix_cache,
-            )
-        )
+        engine = Engine.load(EngineConfig(model_dir=directory, **asdict(self._settings.engine)))
         engine.warm_up()
         return engine
 

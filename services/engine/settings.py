@@ -30,6 +30,30 @@ class EngineSettings:
     block_size: int = setting(16, "tokens in a KV block: 8, 16 or 32", minimum=8, maximum=32)
     max_num_seqs: int = setting(32, "most sequences in one step", minimum=1, maximum=4096)
     max_num_batched_tokens: int = setting(512, "most tokens in one step", minimum=1, maximum=1_000_000)
+    profile: str = setting(
+        "interactive",
+        "beside running answers, prompts go first in small chunks (interactive) or last in large ones (throughput)",
+        choices=("interactive", "throughput"),
+    )
+    max_chunk_tokens: int | None = setting(
+        None,
+        "most tokens of one prompt in one step; unset: interactive 64 beside running answers, otherwise all of a step",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    standard_wait_s: float = setting(
+        10.0, "longest wait of an interactive or standard request before it goes first", minimum=0, maximum=86_400
+    )
+    batch_wait_s: float = setting(60.0, "the same of a batch request", minimum=0, maximum=86_400)
+    watermark: float = setting(
+        0.85,
+        "share of the KV pool that may be in use after a request is admitted beside others",
+        minimum=0.01,
+        maximum=1,
+    )
+    paused_kv_share: float = setting(
+        0.5, "share of the KV pool that one tenant's paused requests may keep", minimum=0.01, maximum=1
+    )
     max_model_len: int | None = setting(None, "context in tokens; unset: the model's own", minimum=2)
     threads: int | None = setting(None, "threads of one tensor operation; unset: one a core", minimum=1, maximum=1024)
     prefix_cache: bool = setting(True, "keep the KV of finished prompts for later ones")

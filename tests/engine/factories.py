@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.engine.block_pool import BlockPool
+from services.engine.budget import BudgetPolicy
 from services.engine.engine import Engine, EngineConfig
 from services.engine.model.config import load_config
 from services.engine.model.weights import expected_tensors
@@ -221,13 +223,11 @@ class SymbolicEngine:
     """The scheduler's life without torch: schedule, run symbols, commit, release, check."""
 
     def __init__(self, block_count: int = 24, *, prefix_cache: bool = True, **changes: Any) -> None:
-        values: dict[str, Any] = {
-            "block_size": 4,
-            "max_num_seqs": 4,
-            "max_num_batched_tokens": 16,
-            "max_chunk_tokens": 16,
-        }
-        self.config = SchedulerConfig(**{**values, **changes})
+        bounds = {field.name: changes.pop(field.name) for field in fields(BudgetPolicy) if field.name in changes}
+        self.budget = BudgetPolicy(
+            **{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_chunk_tokens": 16, **bounds}  # type: ignore[arg-type]
+        )
+        self.config = SchedulerConfig(**{"block_size": 4, "budget": self.budget, **changes})
         self.clock = Clock()
         self.pool = BlockPool(block_count)
         self.cache = PrefixCache(self.pool, self.config.block_size, enabled=prefix_cache)
@@ -248,8 +248,8 @@ class SymbolicEngine:
     def step(self) -> ScheduledStep | None:
         step = self.scheduler.schedule()
         if step is not None:
-            assert step.plan.token_count <= self.config.max_num_batched_tokens
-            assert step.plan.sequence_count <= self.config.max_num_seqs
+            assert step.plan.token_count <= self.budget.max_num_batched_tokens
+            assert step.plan.sequence_count <= self.budget.max_num_seqs
             sampled = self.model.run(step.plan)
             self.clock.advance_ms(1)
             explained = [[TokenLogprobs(-1.0)] * count for _, count in step.explained]
