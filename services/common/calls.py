@@ -11,22 +11,31 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 from grpc_status import rpc_status
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanKind
 
 from headrace import errors
-from services.common import names, telemetry
+from services.common import metric_names, names, telemetry
 from services.common.logs import Log
+from services.common.propagation import REQUEST_ID_KEY
+
+__all__ = ["REQUEST_ID_KEY", "SHUTDOWN_MESSAGE", "TRACE_ID_KEY", "Call", "CallInterceptor", "peer_error", "untraced"]
 
 # Not ours, never refused, never traced.
 LIBRARY_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
-REQUEST_ID_KEY = "headrace-request-id"
 TRACE_ID_KEY = "headrace-trace-id"
 SHUTDOWN_MESSAGE = "the server is shutting down; retry elsewhere"
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+def untraced(handler: H) -> H:
+    """Marks a handler whose call has no span: it lasts for ever and carries many requests, which have their own."""
+    handler.untraced = True  # type: ignore[attr-defined]
+    return handler
 
 
 class Call:
@@ -42,7 +51,12 @@ class Call:
     """
 
     def __init__(
-        self, method: str, context: grpc.aio.ServicerContext[Any, Any], telemetry_: telemetry.Telemetry
+        self,
+        method: str,
+        context: grpc.aio.ServicerContext[Any, Any],
+        telemetry_: telemetry.Telemetry,
+        *,
+        traced: bool = True,
     ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.method = method
@@ -51,13 +65,15 @@ class Call:
         left = context.time_remaining()
         self.deadline_ns = None if left is None or math.isinf(left) else self.arrival_ns + int(left * 1e9)
         self.trailing: list[tuple[str, str | bytes]] = []
-        self.span: Span = telemetry_.start(
+        self.span = telemetry_.start(
             method.lstrip("/"),
             kind=SpanKind.SERVER,
             parent=telemetry.extract(self.metadata),
             start_ns=self.arrival_ns,
             attributes={names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method.lstrip("/")},
+            kept=traced,
         )
+        self.span.request_id = self.metadata.get(REQUEST_ID_KEY, "")[:64]
         self.task = asyncio.current_task()
         self.shut_down = False
 
@@ -112,6 +128,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self.open: set[Call] = set()
         self.idle = asyncio.Event()
         self.idle.set()
+        telemetry_.metrics.each_second(lambda: telemetry_.metrics.set(metric_names.CALLS_OPEN, len(self.open)))
 
     async def intercept_service(
         self,
@@ -144,7 +161,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         request: Any | AsyncIterator[Any],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> Any:
-        call = Call(method, context, self._telemetry)
+        call = Call(method, context, self._telemetry, traced=not getattr(behaviour, "untraced", False))
         self.open.add(call)
         self.idle.clear()
         reason, status_name = "", "OK"
@@ -163,9 +180,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         finally:
             call.span.set_attribute(names.RPC_STATUS, status_name)
             self._telemetry.end(call.span, error=reason)
+            self._count(call, status_name)
             self.open.discard(call)
             if not self.open:
                 self.idle.set()
+
+    def _count(self, call: Call, status_name: str) -> None:
+        self._telemetry.metrics.observe(
+            metric_names.CALL_DURATION,
+            (time.monotonic_ns() - call.arrival_ns) / 1e9,
+            call.method.lstrip("/"),
+            status_name,
+            trace_id=telemetry.trace_id(call.span) if call.span.sampled else "",
+        )
 
     def _translate(self, call: Call, raised: BaseException) -> errors.HeadraceError:
         """What the caller is told of whatever a handler raised."""
@@ -180,7 +207,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return errors.DeadlineExceeded("the deadline has passed")
             if call.task is not None and call.task.cancelling():
                 return errors.Cancelled("the caller went away")
-        self._log.error("call failed", method=call.method, trace_id=telemetry.trace_id(call.span), exc_info=raised)
+        self._log.error(
+            "call failed",
+            method=call.method,
+            trace_id=telemetry.trace_id(call.span),
+            request_id=call.span.request_id,
+            exc_info=raised,
+        )
         return errors.Internal(f"{call.method}: internal error; trace {telemetry.trace_id(call.span)} has more")
 
     async def _abort(

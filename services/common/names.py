@@ -1,6 +1,7 @@
 """Every span, attribute and metric name, with unit and meaning. Knows no SDK.
 
-Standard names come first (OpenTelemetry semantic conventions, pinned below); ours are under `headrace.*`.
+Standard names come first (OpenTelemetry semantic conventions, pinned below); ours are under `headrace.*`. Metrics are
+in `metric_names`.
 """
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.0"
@@ -11,10 +12,14 @@ SPAN_ADMIT = "gateway.admit"  # validation and the admission queue
 SPAN_ROUTE = "gateway.route"  # choosing an engine
 SPAN_TOKENIZER_WAIT = "tokenizer.wait"  # waiting for a batch
 SPAN_TOKENIZER_ENCODE = "tokenizer.encode"  # rendering and encoding
+SPAN_TOKENIZER_BATCH = "tokenizer.batch"  # several inputs encoded together; a trace of its own, linked to each
 SPAN_ENGINE_REQUEST = "engine.request"  # one generation in the engine, arrival to ending
 SPAN_ENGINE_QUEUE = "engine.queue"  # arrival to the first step
 SPAN_ENGINE_PREFILL = "engine.prefill"  # first step to the first sampled token
 SPAN_ENGINE_DECODE = "engine.decode"  # first to last sampled token
+SPAN_ENGINE_PREEMPTED = "engine.preempted"  # lost its blocks, until it was scheduled again
+SPAN_ENGINE_PAUSED = "engine.paused"  # the reader had granted no credits
+SPAN_ENGINE_STEP = "engine.step"  # one step; a trace of its own, linked to the phase of each request in it
 SPAN_STREAM_DETOKENIZE = "stream.detokenize"  # token ids to text, from the first token to the last
 SPAN_STREAM_SEND = "stream.send"  # messages to the gateway, from the first delta to the end
 
@@ -50,14 +55,21 @@ CACHED_TOKENS = "headrace.cached_tokens"  # found in the prefix cache
 CHUNKS = "headrace.prefill.chunks"  # steps that the prompt was spread over
 QUEUE_REASON = "headrace.queue.reason"  # slots, kv, budget or credits
 ENGINE_ADDRESS = "headrace.engine.address"
+STEP_PREFILL_TOKENS = "headrace.step.prefill_tokens"  # of prompts and recomputation
+STEP_DECODE_TOKENS = "headrace.step.decode_tokens"
+STEP_SEQUENCES = "headrace.step.sequences"
+STEP_MEMBERS = "headrace.step.members"  # "request id: tokens" of each request in the step
+RECOMPUTED_TOKENS = "headrace.preempted.recomputed_tokens"  # over the whole request
 STEPS = "headrace.decode.steps"  # steps that generated a token
 ITL_P50_MS = "headrace.decode.inter_token_p50_ms"
 ITL_P99_MS = "headrace.decode.inter_token_p99_ms"
 ITL_MAX_MS = "headrace.decode.inter_token_max_ms"
 STALLED_MS = "headrace.decode.stalled_ms"  # by other requests' prefill
+STALLED_BY = "headrace.decode.stalled_by"  # "request id: ms" of those whose prefill stalled it, worst first
 PAUSED_MS = "headrace.decode.paused_ms"  # by the reader
 FINISH_REASON = "headrace.finish_reason"
 BUSY_MS = "headrace.detokenize.busy_ms"
 MESSAGES = "headrace.send.messages"
 SEND_BLOCKED_MS = "headrace.send.blocked_ms"
+LATE = "headrace.late"  # "failed" or "slow": recorded at its end although the trace was not sampled
 TAIL_MS = "headrace.send.tail_ms"  # last token received to final message

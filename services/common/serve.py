@@ -26,7 +26,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace import channels, errors
-from services.common import logs, settings
+from services.common import logs, metric_names, settings
 from services.common.calls import SHUTDOWN_MESSAGE, CallInterceptor
 from services.common.settings import setting
 from services.common.telemetry import Telemetry, TelemetrySettings
@@ -45,6 +45,7 @@ class ServerSettings:
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "port to listen on", minimum=0, maximum=65535)
+    metrics_port: int = setting(0, "port of the Prometheus endpoint; 0: none", minimum=0, maximum=65535)
     grace_s: float = setting(30.0, "seconds that open calls may take to end", minimum=0.0, maximum=86_400.0)
 
     @property
@@ -133,7 +134,10 @@ def main(name: str, cls: type[S], build: Callable[[S, Telemetry, logs.Log], Serv
             sys.stderr.write(f"headrace {name}: {problem}\n")
         return FAILED
     log = logs.configure(name, loaded.log)
-    return uvloop.run(_serve(name, loaded, build, log))
+    try:
+        return uvloop.run(_serve(name, loaded, build, log))
+    finally:
+        logs.close()
 
 
 async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log], Service], log: logs.Log) -> int:
@@ -154,6 +158,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
         _listen(server, loaded.server)
+        _offer_metrics(telemetry, loaded.server, log)
         await server.start()
         await _until_stopped(life, service, health_servicer, log, loaded.server, names)
         await _drain(life, service, interceptor, loaded.server.grace_s, log)
@@ -169,6 +174,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(service.stop(), 1.0)
         telemetry.shutdown()
+        telemetry.metrics.close()
         log.info("stopped", spans_exported=telemetry.counts.exported, spans_dropped=telemetry.dropped)
     return 0
 
@@ -178,6 +184,25 @@ def _listen(server: grpc.aio.Server, where: ServerSettings) -> None:
         server.add_insecure_port(where.address)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {where.address}: the port is in use or the address is not ours") from error
+
+
+def _offer_metrics(telemetry: Telemetry, where: ServerSettings, log: logs.Log) -> None:
+    if not where.metrics_port:
+        return
+    telemetry.metrics.each_second(lambda: _sample_logs(telemetry))
+    try:
+        telemetry.metrics.start(where.host, where.metrics_port, asyncio.get_running_loop())
+    except OSError as error:
+        address = f"{where.host}:{where.metrics_port}"
+        raise StartError(f"cannot offer metrics on {address}: {error.strerror or error}") from error
+    log.info("metrics", address=f"http://{where.host}:{where.metrics_port}/metrics")
+
+
+def _sample_logs(telemetry: Telemetry) -> None:
+    counts = logs.counts()
+    telemetry.metrics.total(metric_names.LOGS_WRITTEN, counts.written)
+    telemetry.metrics.total(metric_names.LOGS_DROPPED, counts.dropped)
+    telemetry.metrics.total(metric_names.LOGS_SAMPLED_OUT, counts.sampled_out)
 
 
 async def _until_stopped(

@@ -75,7 +75,7 @@ def test_ids_exist_without_export():
 
 def test_sampling_ratio_zero_records_nothing_but_follows_a_sampled_parent():
     """ParentBased: the caller's decision wins over the ratio."""
-    spans = Telemetry("test", TelemetrySettings(sample_ratio=0.0), InMemorySpanExporter())
+    spans = Telemetry("test", TelemetrySettings(sample_ratio=0.0, late=False), InMemorySpanExporter())
     assert not spans.start("root").is_recording()
     sampled = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     assert spans.start("child", parent=telemetry.extract(sampled)).is_recording()
