@@ -14,7 +14,7 @@ from typing import Self
 
 from services.tokenizer.chat import ChatRenderer
 from services.tokenizer.inputs import ChatInput, EncodeInput, InputError, TextInput, check_size
-from services.tokenizer.lane import BatcherClosed, Encoded, Job, Lane, Worked
+from services.tokenizer.lane import Batched, BatcherClosed, Encoded, Job, Lane, Worked
 from services.tokenizer.vocabulary import Vocabulary
 
 __all__ = ["BatcherClosed", "EncodeBatcher", "EncodeFailed", "Encoded", "QueueFull"]
@@ -39,6 +39,7 @@ class EncodeBatcher:
         max_waiting: inputs that may wait or be at work.
         max_waiting_bytes: the same in bytes.
         large_bytes: inputs above this go through the thread for large ones.
+        batched: told of each finished batch, on the event loop; see `Lane`.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class EncodeBatcher:
         max_waiting: int = 1024,
         max_waiting_bytes: int = 67_108_864,
         large_bytes: int = 16_384,
+        batched: Batched | None = None,
     ) -> None:
         # Parallel encoding would run both lanes on one pool of threads and put small inputs behind large ones
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -59,8 +61,8 @@ class EncodeBatcher:
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._large_bytes = large_bytes
-        self._small = Lane("encode", self._work, max_batch_size, max_batch_bytes)
-        self._large = Lane("encode-large", self._work, 1, max_batch_bytes)
+        self._small = Lane("encode", self._work, max_batch_size, max_batch_bytes, batched)
+        self._large = Lane("encode-large", self._work, 1, max_batch_bytes, batched)
         self._waiting = 0
         self._waiting_bytes = 0
         self._running = False
@@ -94,8 +96,10 @@ class EncodeBatcher:
         """Encode one input; see `encode_many`."""
         return (await self.encode_many([item]))[0]
 
-    async def encode_many(self, items: Sequence[EncodeInput]) -> list[Encoded]:
+    async def encode_many(self, items: Sequence[EncodeInput], tag: object = None) -> list[Encoded]:
         """Encode inputs, accepted all or none; cancelling the call withdraws what has not begun.
+
+        `tag` says whose they are, to whoever is told of finished batches.
 
         Raises:
             InputError: an input is at fault (`index` says which, `field` where); the others are dropped.
@@ -106,7 +110,7 @@ class EncodeBatcher:
         sizes = [self._checked_size(index, item) for index, item in enumerate(items)]
         self._admit(len(items), sum(sizes))
         loop, now_ns = asyncio.get_running_loop(), time.monotonic_ns()
-        jobs = [Job(item, size, now_ns, loop.create_future()) for item, size in zip(items, sizes, strict=True)]
+        jobs = [Job(item, size, now_ns, loop.create_future(), tag) for item, size in zip(items, sizes, strict=True)]
         try:
             for job in jobs:
                 self._lane(job.size_bytes).put(job)

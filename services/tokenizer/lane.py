@@ -26,6 +26,7 @@ class Encoded:
     wait_ns: int  # from the call until its batch began
     encode_ns: int  # rendering and encoding, the whole batch
     batch_size: int  # inputs encoded together
+    batch: object = None  # what `batched` made of the batch, the same for all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class Job:
     size_bytes: int
     called_ns: int
     future: "asyncio.Future[Encoded]"
+    tag: object = None  # whose it is; handed to `batched`
+
+
+Batched = Callable[[Sequence[object], Worked], object]
 
 
 class Lane:
@@ -55,6 +60,7 @@ class Lane:
         work: called on the thread; must not raise, failures are results.
         max_batch_size: inputs in a batch.
         max_batch_bytes: bytes in a batch of several; a single input may be larger.
+        batched: called on the event loop with the tags of a finished batch; its result goes to each input.
     """
 
     def __init__(
@@ -63,7 +69,9 @@ class Lane:
         work: Callable[[Sequence[EncodeInput]], Worked],
         max_batch_size: int,
         max_batch_bytes: int,
+        batched: Batched | None = None,
     ) -> None:
+        self._batched = batched
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._work = work
         self._max_batch_size = max_batch_size
@@ -109,7 +117,8 @@ class Lane:
             except asyncio.CancelledError:
                 _fail(batch)
                 raise
-            _settle(batch, worked)
+            about = self._batched([job.tag for job in batch], worked) if self._batched is not None else None
+            _settle(batch, worked, about)
 
     def _take(self) -> list[Job]:
         """Take the next batch from the queue, oldest first."""
@@ -123,7 +132,7 @@ class Lane:
         return batch
 
 
-def _settle(batch: Sequence[Job], worked: Worked) -> None:
+def _settle(batch: Sequence[Job], worked: Worked, about: object) -> None:
     for job, result in zip(batch, worked.results, strict=True):
         if job.future.done():  # cancelled while its batch was at work
             continue
@@ -131,7 +140,7 @@ def _settle(batch: Sequence[Job], worked: Worked) -> None:
             job.future.set_exception(result)
         else:
             wait_ns, encode_ns = worked.began_ns - job.called_ns, worked.ended_ns - worked.began_ns
-            job.future.set_result(Encoded(result, wait_ns, encode_ns, len(batch)))
+            job.future.set_result(Encoded(result, wait_ns, encode_ns, len(batch), about))
 
 
 def _fail(jobs: Sequence[Job]) -> None:

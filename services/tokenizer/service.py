@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import grpc.aio
+from opentelemetry.trace import Link, SpanContext
 
 from headrace import errors
 from headrace.v1 import generation_pb2, tokenizer_pb2, tokenizer_pb2_grpc
-from services.common import names, telemetry
+from services.common import metric_names, names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
 from services.common.serve import StartError
+from services.common.span import Span
 from services.tokenizer.batcher import BatcherClosed, EncodeBatcher, Encoded, EncodeFailed, QueueFull
 from services.tokenizer.chat import ChatRenderer
 from services.tokenizer.inputs import (
@@ -29,6 +31,7 @@ from services.tokenizer.inputs import (
     TextInput,
     TextPart,
 )
+from services.tokenizer.lane import Worked
 from services.tokenizer.settings import TokenizerSettings
 from services.tokenizer.vocabulary import Vocabulary
 
@@ -99,9 +102,11 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
     async def begin(self, vocabulary: Vocabulary, renderer: ChatRenderer | None) -> None:
         """Starts the encoding threads."""
         self._has_template = renderer is not None
-        self._vocabulary, batcher = vocabulary, EncodeBatcher(vocabulary, renderer)
+        self._vocabulary, batcher = vocabulary, EncodeBatcher(vocabulary, renderer, batched=self._batched)
         await batcher.start()
         self._batcher = batcher
+        metrics = self._telemetry.metrics
+        metrics.each_second(lambda: metrics.set(metric_names.TOKENIZER_WAITING, batcher.waiting))
 
     async def end(self) -> None:
         """Ends the encoding threads."""
@@ -114,7 +119,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             raise errors.InvalidArgument("inputs is an empty list; expected at least one input", field="inputs")
         inputs = [_input_of(item, position) for position, item in enumerate(request.inputs)]
         with self._working() as batcher:
-            encoded = await batcher.encode_many(inputs)
+            encoded = await batcher.encode_many(inputs, tag=call.span)
         self._record(encoded, call)
         ended = time.monotonic_ns()
         return tokenizer_pb2.EncodeResponse(
@@ -179,14 +184,56 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 self.idle.set()
 
     def _record(self, encoded: list[Encoded], call: Call) -> None:
+        metrics = self._telemetry.metrics
+        for one in encoded:
+            metrics.observe(metric_names.TOKENIZER_WAIT, one.wait_ns / 1e9)
+            metrics.add(metric_names.TOKENIZER_TOKENS, len(one.token_ids))
         if not call.span.is_recording():
             return
         for one in encoded:
             began = call.arrival_ns + one.wait_ns
             attributes: dict[str, telemetry.AttributeValue] = {names.BATCH_SIZE: one.batch_size}
-            self._telemetry.phase(names.SPAN_TOKENIZER_WAIT, call.span, call.arrival_ns, began, attributes)
+            links = [Link(one.batch)] if isinstance(one.batch, SpanContext) else []
+            self._telemetry.phase(
+                names.SPAN_TOKENIZER_WAIT,
+                call.span,
+                call.arrival_ns,
+                began,
+                attributes,
+                level=telemetry.DETAILS,
+                links=links,
+            )
             attributes = {names.TOKENS: len(one.token_ids)}
-            self._telemetry.phase(names.SPAN_TOKENIZER_ENCODE, call.span, began, began + one.encode_ns, attributes)
+            self._telemetry.phase(
+                names.SPAN_TOKENIZER_ENCODE,
+                call.span,
+                began,
+                began + one.encode_ns,
+                attributes,
+                level=telemetry.DETAILS,
+            )
+
+    def _batched(self, tags: Sequence[object], worked: Worked) -> SpanContext | None:
+        """A batch is done: counts it; of several callers' inputs makes a span that links their calls."""
+        metrics = self._telemetry.metrics
+        metrics.observe(metric_names.TOKENIZER_ENCODE, (worked.ended_ns - worked.began_ns) / 1e9)
+        metrics.observe(metric_names.TOKENIZER_BATCH, len(tags))
+        members = {id(tag): tag for tag in tags if isinstance(tag, Span)}.values()
+        sampled = [span for span in members if span.sampled and span.kept]
+        if len(members) < 2 or not sampled or self._telemetry.level < telemetry.DETAILS:
+            return None
+        context = self._telemetry.new_context(sampled=True)
+        self._telemetry.phase(
+            names.SPAN_TOKENIZER_BATCH,
+            None,
+            worked.began_ns,
+            worked.ended_ns,
+            {names.BATCH_SIZE: len(tags)},
+            level=telemetry.DETAILS,
+            links=[Link(span.context) for span in sampled],
+            context=context,
+        )
+        return context
 
 
 def _input_of(message: tokenizer_pb2.EncodeInput, position: int) -> EncodeInput:
