@@ -6,7 +6,6 @@ time do the work once. Nothing of the user's is deleted.
 """
 
 import fcntl
-import importlib.util
 import json
 import os
 import re
@@ -16,11 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.models import fetch, gguf_import, store
+from headrace.models import fetch, gguf_import, hub, store
 from headrace.models.errors import ImportFailed, ModelError, ModelNotFound, Progress
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "LICENSE*")
 
 
 def import_model(
@@ -136,28 +134,8 @@ def _build(source: str | Path | None, label: str, scratch: Path, model: Path, pr
         gguf_import.convert_in_subprocess(path, model, progress)
         store.validate(model)
     else:
-        _download_from_hub(label, model, progress)
+        hub.fetch_from_hub(label, model, progress)
         store.validate(model)
-
-
-def _download_from_hub(hub_id: str, model: Path, progress: Progress) -> None:
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ImportFailed(
-            f"Fetching {hub_id} needs huggingface_hub; run `pip install 'headrace[import]'`, or import a "
-            "directory that you fetched yourself."
-        )
-    from huggingface_hub import snapshot_download
-
-    progress(f"downloading {hub_id}", None)
-    try:
-        snapshot_download(hub_id, local_dir=model, allow_patterns=list(_HUB_FILES))
-    except Exception as error:  # the hub's client raises many kinds, none of them ours
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ImportFailed(
-            f"{hub_id} could not be fetched from the Hugging Face hub ({reason}); check the id and the "
-            f"network and run `headrace model import {hub_id}` again, or import a directory that you have."
-        ) from error
-    shutil.rmtree(model / ".cache", ignore_errors=True)  # the client's bookkeeping, in our own directory
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -152,27 +151,6 @@ def test_nothing_to_import_says_what_would_do(source: str) -> None:
         import_model(source)
 
 
-def test_a_hub_failure_is_one_sentence_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("no network\nlong story")
-
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
-    with pytest.raises(ImportFailed, match=r"\(no network\).*`headrace model import owner/thing`"):
-        import_model("owner/thing")
-    assert list_models() == []
-
-
-def test_a_hub_model_is_found_by_its_name_and_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "snapshot_download", lambda _id, local_dir, **_: write_model(local_dir))
-    stored = import_model("owner/Thing-1B")
-    assert stored == resolve("thing-1b") == resolve("owner/Thing-1B") == import_model("owner/Thing-1B")
-    with pytest.raises(ModelNotFound, match="headrace model import other/Thing-1B"):
-        resolve("other/Thing-1B")
-
-
 def test_the_default_model_comes_from_a_cached_wheel_without_network(
     conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +217,7 @@ def test_a_truncated_gguf_file_is_a_clear_error(tmp_path: Path) -> None:
     """The real conversion process, on a file that ends too early."""
     source = tmp_path / "m.gguf"
     source.write_bytes(b"GGUF\x03\x00\x00\x00")
-    with pytest.raises(ImportFailed, match=r"m\.gguf could not be converted") as caught:
+    with pytest.raises(ImportFailed, match=r"m\.gguf \(8 bytes\) is cut off") as caught:
         import_model(source)
     assert "\n" not in str(caught.value)
 

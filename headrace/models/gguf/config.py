@@ -102,11 +102,14 @@ def _shape(file: GgufFile, family: Family) -> _Shape:
             f"has {heads} heads, {kv_heads} key/value heads and heads of {head_dim} dimensions; expected a "
             "divisor, an even number, and the same for keys and values."
         )
+    layers = file.integer(f"{prefix}.block_count")
+    if f"blk.{layers - 1}.attn_norm.weight" not in file.tensors:
+        raise file.fail(f"lacks the tensor blk.{layers - 1}.attn_norm.weight; expected {layers} layers.")
     return _Shape(
         vocab=embedding.shape[0],
         hidden=hidden,
         inner=file.integer(f"{prefix}.feed_forward_length"),
-        layers=file.integer(f"{prefix}.block_count"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,

@@ -146,6 +146,8 @@ class _Header:
         self._doing = f"the description of tensor {place + 1} of {count}"
         name = self._string()
         self._doing = f"the description of tensor {name[:80]!r}"
+        if not name.isprintable():
+            raise self._damaged("control characters in it")
         dimensions = self._number("I")
         if not 1 <= dimensions <= _MOST_DIMENSIONS:
             raise self._damaged(f"{dimensions} dimensions")

@@ -150,8 +150,8 @@ def _sentencepiece(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
 def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to join two pieces into a third, the third's best score first.
 
-    SentencePiece joins the pair whose result has the highest score (Kudo and Richardson, 2018); merges in that
-    order do the same.
+    SentencePiece joins the pair whose result has the highest score (Kudo and Richardson, 2018), the leftmost of
+    equals. Merges in that order do the same, the longer left piece before the shorter for one result.
     """
     pieces = {
         token: place
@@ -159,7 +159,7 @@ def _merges_from_scores(vocabulary: _Vocabulary, scores: Sequence[float]) -> lis
         if kind not in (_UNKNOWN, _CONTROL, _UNUSED, _BYTE)
     }
     found = [
-        (-scores[place], pieces[token[:cut]], pieces[token[cut:]], token[:cut], token[cut:])
+        (-scores[place], -cut, token[:cut], token[cut:])
         for token, place in pieces.items()
         if vocabulary.types[place] != _USER_DEFINED
         for cut in range(1, len(token))
@@ -172,7 +172,8 @@ def _bpe(file: GgufFile, vocabulary: _Vocabulary, merges: Sequence[Any], **optio
     try:
         return Tokenizer(models.BPE(vocabulary.ids, list(merges), **options))
     except Exception as error:  # the library raises bare Exception
-        raise file.fail(f"has merges that do not fit its tokens ({error}); fetch it again.") from error
+        first = str(error).splitlines()[0]
+        raise file.fail(f"has merges that do not fit its tokens ({first}); expected pairs of them.") from error
 
 
 def _surround(file: GgufFile, vocabulary: _Vocabulary, *, adds_bos: bool) -> processors.PostProcessor:
