@@ -3,13 +3,16 @@
 import asyncio
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import pytest
 
 from headrace import Client, errors
-from tests.headrace.scripted_gateway import TRACE_ID, ScriptedGateway, serving
+from tests.headrace.scripted_gateway import TRACE_ID, Endpoint, ScriptedGateway
+
+T = TypeVar("T")
 
 
 class Server:
@@ -17,22 +20,35 @@ class Server:
 
     def __init__(self) -> None:
         self.gateway = ScriptedGateway()
-        self.target = ""
+        self._endpoint = Endpoint(self.gateway)
         self._loop = asyncio.new_event_loop()
         self._ready, self._stop = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
         self._thread.start()
         assert self._ready.wait(10)
 
+    @property
+    def target(self) -> str:
+        return self._endpoint.target
+
     async def _serve(self) -> None:
-        async with serving(self.gateway) as self.target:
-            self._ready.set()
-            await self._stop.wait()
+        await self._endpoint.start()
+        self._ready.set()
+        await self._stop.wait()
+        await self._endpoint.stop()
+
+    def run(self, what: Coroutine[Any, Any, T]) -> T:
+        """Runs something on the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(what, 10), self._loop).result(15)
 
     def ending(self) -> str:
         """How the next stream handler ended."""
-        wait = asyncio.wait_for(self.gateway.ended.get(), 10)
-        return asyncio.run_coroutine_threadsafe(wait, self._loop).result(15)
+        return self.run(self.gateway.ended.get())
+
+    def restart(self) -> None:
+        """Breaks every connection off, and serves on the same port again."""
+        self.run(self._endpoint.stop())
+        self.run(self._endpoint.start())
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
