@@ -9,6 +9,7 @@ from rich.table import Table
 
 from headrace.cli import output
 from headrace.models import ModelError, ModelInfo, ModelNotFound, import_model, list_models, models_dir
+from headrace.models.families import FAMILIES
 
 
 def add_parser(subparsers: Any) -> None:
@@ -18,11 +19,15 @@ def add_parser(subparsers: Any) -> None:
     importing: argparse.ArgumentParser = verbs.add_parser(
         "import",
         help="bring a model into the store",
-        description="Fetches, checks and converts a model. Without SOURCE: the default one. What is there is kept.",
+        description=f"Fetches, checks and converts a model. Without SOURCE: the default one. What is there is kept. "
+        f"Families: {', '.join(FAMILIES)}. GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q2_K to Q6_K.",
         epilog=output.EXIT_CODES,
     )
     importing.add_argument(
-        "source", nargs="?", metavar="SOURCE", help="a .gguf file, a Hugging Face style directory, or owner/name"
+        "source",
+        nargs="?",
+        metavar="SOURCE",
+        help="a .gguf file (converted), a Hugging Face style directory (linked), or owner/name of the hub (fetched)",
     )
     importing.add_argument("--name", help="what to call it (default: made from the source)")
     output.add_json_option(importing)

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from headrace.models import import_model, list_models, validate
+from headrace.cli import __main__ as command
+from headrace.models import validate
 from headrace.models.gguf import rope
 from headrace.models.gguf.convert import convert
 from headrace.models.gguf.file import READABLE, read_header
@@ -157,23 +158,38 @@ def test_divisors_of_another_scaling_are_not_taken_for_llama3() -> None:
     assert rope.recover(np.linspace(0.2, 1, 64), 500000.0) is None
 
 
-def test_an_import_runs_in_a_process_and_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_imports_in_a_process_and_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     source = tiny_model("llama3")
     source.load_state_dict(write_gguf(tmp_path / "Tiny.gguf", source, "llama3", Kind.F16))
-    stored = import_model(tmp_path / "Tiny.gguf")
-    (listed,) = list_models()
-    assert (listed.name, listed.architecture, listed.dtype, listed.context, listed.problem) == (
-        "tiny",
-        "LlamaForCausalLM",
-        "bfloat16",
-        256,
-        "",
-    )
+    assert command.main(["model", "import", str(tmp_path / "Tiny.gguf"), "--json", "-"]) == 0
+    stored = Path(json.loads(capsys.readouterr().out)["directory"])
+    assert command.main(["model", "list", "--json", "-"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["models"]
+    assert listed.pop("size_bytes") > 1_000_000
+    assert listed == {
+        "name": "tiny",
+        "directory": str(stored),
+        "architecture": "LlamaForCausalLM",
+        "dtype": "bfloat16",
+        "context": 256,
+        "problem": "",
+    }
     scaling = json.loads((stored / "config.json").read_text())["rope_scaling"]
-    assert scaling["rope_type"] == "llama3"
-    assert scaling["factor"] == 8.0
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", 8.0)
     assert len(served(stored, 4)) == 4
+
+
+def test_the_help_names_families_and_quantisations(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["model", "import", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    missing = [kind for kind in READABLE if not kind.endswith("_K") and kind not in said]
+    assert not missing
+    assert "Q2_K to" in said
+    assert "Qwen3ForCausalLM" in said
 
 
 def test_the_header_agrees_with_the_package_reader(tmp_path: Path) -> None:
