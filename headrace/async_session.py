@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 
 from headrace import errors
+from headrace.aio_writes import protect
 from headrace.answers import StreamMessage, by_transport, error_of
 from headrace.async_stream import Source, ended_elsewhere
 from headrace.session import GOODBYE_S, Session, cancel_command
@@ -97,7 +98,7 @@ class SessionSource(Source):
         commands: asyncio.Queue[Command | None] = asyncio.Queue()  # None: nothing follows
         commands.put_nowait(self._session.first_command())
         try:
-            return self._start(_until_none(commands), self._session.timeout_s()), commands
+            return protect(self._start(_until_none(commands), self._session.timeout_s())), commands
         except grpc.aio.UsageError:
             self._over = True
             raise errors.Cancelled("the client was closed") from None

@@ -309,6 +309,17 @@ async def test_options(client: AsyncClient) -> None:
         client.stream("hi", window=1 << 40)
 
 
+async def test_a_late_grant_changes_nothing(client: AsyncClient, gateway: ScriptedGateway) -> None:
+    """Credits for a call that the server has ended do not hide its messages or its status, as grpc.aio's own do."""
+    for _ in range(100):
+        stream = client.stream("hi", window=3)
+        assert [delta.text async for delta in stream] == TEXTS
+    gateway.error, gateway.fail_after = errors.ResourceExhausted("slow", reason=errors.Reason.SLOW_CONSUMER), 3
+    for _ in range(100):
+        with pytest.raises(errors.ResourceExhausted):
+            await client.stream("hi", window=3).read_all()
+
+
 @pytest.mark.parametrize("many", [50])
 async def test_many_at_once(client: AsyncClient, gateway: ScriptedGateway, many: int) -> None:
     """Streams of one client share a connection and do not disturb one another."""
