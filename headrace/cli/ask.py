@@ -39,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--stop", action="append", metavar="TEXT", help="text that ends the answer; may be repeated")
     parser.add_argument("--priority", choices=("interactive", "standard", "batch"), default="interactive")
+    parser.add_argument("--resumable", action="store_true", help="go on by itself after a lost connection or process")
     parser.add_argument("--quiet", action="store_true", help="the answer alone, no table")
     output.add_json_option(parser)
     parser.set_defaults(run=run)
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.raw and arguments.system is not None:
         raise output.CommandError("--system needs the chat template; it cannot go with --raw", output.BAD_USAGE)
     options = sampling(arguments)
+    if arguments.resumable:
+        options["resumable"] = True
     if arguments.raw:
         options["prompt"] = question
     else:
@@ -96,10 +99,13 @@ def ask(target: str, options: dict[str, Any], console: Console, *, show_table: b
         console.print()
         console.print(stages.table(answer.timings, answer.usage, wall_ns))
         console.print(f"trace {answer.trace_id}", soft_wrap=True)
+        if stream.resume_count:
+            console.print(f"resumed {stream.resume_count} {'time' if stream.resume_count == 1 else 'times'}")
     return {
         "text": answer.text,
         "finish_reason": str(answer.finish_reason),
         "matched_stop": answer.matched_stop,
+        "resume_count": stream.resume_count,
         **receipt.as_json(),
     }
 
