@@ -165,12 +165,14 @@ class GrantCredits(_message.Message):
     def __init__(self, generation_id: _Optional[int] = ..., credit_count: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class CancelGeneration(_message.Message):
-    __slots__ = ("generation_id", "index")
+    __slots__ = ("generation_id", "index", "complete")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
     index: int
-    def __init__(self, generation_id: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
+    complete: bool
+    def __init__(self, generation_id: _Optional[int] = ..., index: _Optional[int] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class GenerationOutput(_message.Message):
     __slots__ = ("generation_id", "index", "token_ids", "logprobs", "first_token_timings", "ending", "prompt_logprobs")

@@ -45,6 +45,7 @@ SERVER_ADDRESS = "server.address"
 ERROR_TYPE = "error.type"  # reason of the error catalogue
 
 # Attributes of phases.
+ANSWER = "headrace.answer"  # which of several answers, from 0
 REQUEST_ID = "headrace.request.id"  # the server's own id, on every span of a request
 OPEN_REQUESTS = "headrace.admit.open_requests"  # requests inside the gateway on arrival
 ADMIT_RESULT = "headrace.admit.result"  # "admitted" or the reason of the refusal

@@ -109,6 +109,7 @@ class Telemetry:
         level: how much is recorded.
         counts: what became of spans.
         metrics: counters, gauges, histograms.
+        exports: whether spans go anywhere.
     """
 
     def __init__(self, service: str, settings: TelemetrySettings, exporter: SpanExporter | None = None) -> None:
@@ -116,18 +117,18 @@ class Telemetry:
         self.counts = SpanCounts()
         self.metrics = Metrics()
         self.metrics.each_second(self._sample)
-        self._exported = bool(settings.endpoint or exporter) and settings.level > 0
-        self._late = self._exported and settings.late
+        self.exports = bool(settings.endpoint or exporter) and settings.level > 0
+        self._late = self.exports and settings.late
         self._slow_ns = int(settings.slow_ms * 1e6)
-        self.slow_step_ns = int(settings.slow_step_ms * 1e6) if self._exported else 0
+        self.slow_step_ns = int(settings.slow_step_ms * 1e6) if self.exports else 0
         self._lock = threading.Lock()
         self._ids = RandomIdGenerator()
-        self._ratio = TraceIdRatioBased(settings.sample_ratio if self._exported else 0.0)
+        self._ratio = TraceIdRatioBased(settings.sample_ratio if self.exports else 0.0)
         self._resource = Resource.create({"service.name": f"headrace-{service}"})
         self._scope = InstrumentationScope("headrace", schema_url=names.SCHEMA_URL)
         self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
         self._batch: BatchSpanProcessor | None = None
-        if self._exported:
+        if self.exports:
             inner = exporter or OTLPSpanExporter(
                 endpoint=settings.endpoint, insecure=not settings.endpoint.startswith("https"), timeout=EXPORT_TIMEOUT_S
             )
@@ -172,7 +173,7 @@ class Telemetry:
         above = parent if isinstance(parent, Span) else None
         parent_context = span_context(parent)
         context = context or self.new_context(parent_context, sampled=sampled)
-        in_sample = kept and bool(context.trace_flags.sampled) and self._exported
+        in_sample = kept and bool(context.trace_flags.sampled) and self.exports
         span = Span(
             name,
             context,
@@ -201,7 +202,7 @@ class Telemetry:
             identity, state = self._ids.generate_trace_id(), None
             if sampled is None:
                 sampled = self._ratio.should_sample(None, identity, "").decision is not Decision.DROP
-            flags = _SAMPLED if sampled and self._exported else _UNSAMPLED
+            flags = _SAMPLED if sampled and self.exports else _UNSAMPLED
         return SpanContext(identity, self._ids.generate_span_id(), False, flags, state)
 
     def phase(
@@ -255,7 +256,7 @@ class Telemetry:
             return
         if span.status.status_code is StatusCode.ERROR:
             root.failed = True
-        if span.sampled and self._exported:
+        if span.sampled and self.exports:
             with self._lock:
                 self.counts.ended += 1
             self._export(span)

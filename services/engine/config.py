@@ -17,7 +17,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "profile": PROFILES,
 }
 _LONGEST_WAIT_S = 86_400
-INTERACTIVE_CHUNK_TOKENS = 64
+INTERACTIVE_CHUNK_TOKENS = 32
 _SECOND_NS = 1_000_000_000
 
 

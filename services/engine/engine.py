@@ -20,7 +20,7 @@ from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_to
 from services.engine.model.config import ModelConfig, load_config
 from services.engine.model.decoder import Decoder
 from services.engine.model.weights import WeightReader
-from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepOutput
+from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepMember, StepOutput
 from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
@@ -165,6 +165,10 @@ class Engine:
             prefill_token_count=step.prefill_token_count,
             decode_token_count=step.decode_token_count,
             sequence_count=step.plan.sequence_count,
+            members=tuple(
+                StepMember(request.request_id, count, decoding)
+                for request, count, decoding in zip(step.requests, step.counts, step.decoding, strict=True)
+            ),
         )
         return StepOutput(news, facts)
 
@@ -210,6 +214,7 @@ class Engine:
             step_count=counters.step_count,
             prefix_queried_token_count=self._cache.queried_token_count,
             prefix_hit_token_count=self._cache.hit_token_count,
+            backlog_token_count=self._scheduler.roster.backlog_token_count,
         )
 
     def flush_prefix_cache(self) -> int:

@@ -24,7 +24,7 @@ class RequestUsage:
             prompt_token_count=request.prompt_count,
             cached_token_count=request.clock.cached_token_count,
             output_token_count=request.output_count,
-            clock=replace(request.clock, gaps_ns=list(request.clock.gaps_ns)),
+            clock=replace(request.clock, gaps_ns=list(request.clock.gaps_ns), intervals=list(request.clock.intervals)),
         )
 
 
@@ -49,6 +49,16 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class StepMember:
+    """One request's part in a step."""
+
+    request_id: int
+    token_count: int
+    decoding: bool
+    """It had caught up but for its last token; else the tokens are of its prompt, or recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """What a step carried."""
 
@@ -57,6 +67,7 @@ class StepFacts:
     prefill_token_count: int
     decode_token_count: int
     sequence_count: int
+    members: tuple[StepMember, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +97,5 @@ class EngineStats:
     step_count: int
     prefix_queried_token_count: int
     prefix_hit_token_count: int
+    backlog_token_count: int
+    """Known tokens of waiting requests that are not computed."""

@@ -132,6 +132,26 @@ def answer_seed(seed: int, index: int) -> int:
     return mixed - (1 << 64) if mixed >= 1 << 63 else mixed
 
 
+class Away(Enum):
+    """Why a request that had begun could not advance."""
+
+    PREEMPTED = "preempted"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A time in which a request that had begun could not advance, on ``time.monotonic_ns``."""
+
+    why: Away
+    start_ns: int
+    end_ns: int
+
+
+MAX_INTERVALS = 32
+"""Intervals that a request remembers; later ones are in the sums alone."""
+
+
 @dataclass(slots=True)
 class RequestClock:
     """What a request's receipt is made of. Moments are ``time.monotonic_ns``; 0 means "not yet"."""
@@ -160,6 +180,17 @@ class RequestClock:
     that were others' prefill."""
     gaps_ns: list[int] = field(default_factory=list)
     """Time between one output token and the next."""
+    intervals: list[Interval] = field(default_factory=list)
+    """The first times of being preempted or paused, in order of their ends."""
+
+    def was_away(self, why: Away, start_ns: int, end_ns: int) -> None:
+        """Account for a time in which the request could not advance."""
+        if why is Away.PREEMPTED:
+            self.preempted_ns += end_ns - start_ns
+        else:
+            self.paused_ns += end_ns - start_ns
+        if len(self.intervals) < MAX_INTERVALS:
+            self.intervals.append(Interval(why, start_ns, end_ns))
 
     def gap_ns(self, quantile: float) -> int:
         """The inter-token gap at a quantile (nearest rank); 0 with fewer than two tokens."""

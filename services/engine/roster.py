@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 
 from services.engine.block_pool import BlockPool
-from services.engine.request import FinishReason, QueueReason, Request, RequestStatus
+from services.engine.request import Away, FinishReason, QueueReason, Request, RequestStatus
 from services.engine.waiting import WaitingLine, WaitingPolicy
 
 
@@ -53,6 +53,11 @@ class Roster:
     def paused_count(self) -> int:
         """Requests without credits, in whatever state."""
         return sum(r.paused for r in self._requests.values())
+
+    @property
+    def backlog_token_count(self) -> int:
+        """Known tokens of requests in line that are not computed."""
+        return sum(r.pending_count for r in self.waiting)
 
     @property
     def has_requests(self) -> bool:
@@ -97,7 +102,7 @@ class Roster:
         request.status = RequestStatus.RUNNING
         clock = request.clock
         if request.preempted_since_ns:
-            clock.preempted_ns += now - request.preempted_since_ns
+            clock.was_away(Away.PREEMPTED, request.preempted_since_ns, now)
             clock.recomputed_token_count += max(0, request.lost_count - request.computed_count)
             request.preempted_since_ns = 0
         else:
@@ -129,7 +134,7 @@ class Roster:
         """Any state → ended. Its blocks stay until ``release``."""
         _end_pause(request, now)
         if request.preempted_since_ns:
-            request.clock.preempted_ns += now - request.preempted_since_ns
+            request.clock.was_away(Away.PREEMPTED, request.preempted_since_ns, now)
             request.preempted_since_ns = 0
         if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
@@ -196,7 +201,7 @@ class Roster:
 def _end_pause(request: Request, now: int) -> None:
     """Account for the time without credits; a preempted request waits for its turn from here on."""
     if request.paused_since_ns:
-        request.clock.paused_ns += now - request.paused_since_ns
+        request.clock.was_away(Away.PAUSED, request.paused_since_ns, now)
         request.paused_since_ns = 0
         if request.preempted_since_ns:
             request.preempted_since_ns = now

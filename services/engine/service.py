@@ -15,14 +15,16 @@ import grpc.aio
 from headrace import errors
 from headrace.v1 import engine_pb2, engine_pb2_grpc, generation_pb2
 from services.common import telemetry
-from services.common.calls import Call
+from services.common.calls import Call, untraced
 from services.common.logs import Log
 from services.common.serve import StartError
 from services.engine import spans, wire
+from services.engine.blame import Blame
 from services.engine.engine import Engine, EngineConfig
 from services.engine.loop import EngineLoop
+from services.engine.measures import Measures
 from services.engine.model.config import ModelError
-from services.engine.outputs import StepOutput
+from services.engine.outputs import StepFacts, StepOutput
 from services.engine.request import RequestRefused
 from services.engine.settings import EngineProcessSettings
 
@@ -87,6 +89,7 @@ class EngineProcess:
         if self._servicer.loop is not None:
             self._servicer.loop.stop(drain=False)
             await asyncio.to_thread(self._servicer.loop.join, 1.0)
+        self._servicer.end_spans()
 
 
 @dataclass(slots=True)
@@ -96,8 +99,7 @@ class _Open:
     attached: _Attached
     generation_id: int
     index: int
-    command: engine_pb2.OpenGeneration
-    arrival_ns: int
+    spans: spans.RequestSpans
 
 
 @dataclass(slots=True)
@@ -123,6 +125,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def __init__(self, telemetry_: telemetry.Telemetry) -> None:
         self._telemetry = telemetry_
+        self._measures = Measures(telemetry_.metrics)
+        self._blame = Blame()
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._engine_facts = engine_pb2.GetEngineResponse()
@@ -146,8 +150,16 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             refused=lambda request_id, refusal: _post(events, self._refuse, request_id, refusal),
             fatal=lambda error: _post(events, on_fatal, error),
         )
+        self._measures.begin(engine, self.loop)
         self.loop.start()
 
+    def end_spans(self) -> None:
+        """Ends the spans of whatever is still open; the engine's thread is gone."""
+        for engine_id in list(self._open):
+            self._open[engine_id].spans.fail("INTERNAL")
+            self._close(engine_id)
+
+    @untraced
     async def Attach(self, requests: AsyncIterator[engine_pb2.AttachRequest], call: Call) -> None:  # noqa: N802
         """Takes commands and gives each step's news until the stream process goes away."""
         attached = _Attached()
@@ -180,6 +192,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 elif command == "cancel":
                     index = request.cancel.index if request.cancel.HasField("index") else None
                     for engine_id in attached.running(request.cancel.generation_id, index):
+                        self._open[engine_id].spans.complete |= request.cancel.complete
                         loop.abort(engine_id)
         finally:
             attached.wake.set()
@@ -189,30 +202,44 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self.idle.clear()
         for index in range(max(1, command.n)):
             engine_id = next(self._ids)
-            self._open[engine_id] = _Open(attached, command.generation_id, index, command, arrival_ns)
+            told = spans.RequestSpans(self._telemetry, command, index, arrival_ns)
+            self._open[engine_id] = _Open(attached, command.generation_id, index, told)
             attached.engine_ids.setdefault(command.generation_id, {})[index] = engine_id
             request = wire.request_of(command, index, engine_id, arrival_ns)
             ended = wire.ended_before(request, self._engine_facts, command.generation_id)
             if ended is not None:
                 attached.tell(ended)
+                told.fail("")
                 self._close(engine_id)
             else:
                 self._engine_loop().add(request)
 
     def _publish(self, step: StepOutput) -> None:
+        if step.facts is not None:
+            self._account(step.facts)
         for output in step.outputs:
             opened = self._open.get(output.request_id)
             if opened is None:
                 continue
             opened.attached.tell(wire.output_of(output, opened.generation_id, opened.index))
             if output.finish is not None:
+                opened.spans.end(output, self._blame.take(output.request_id))
+                if output.usage is not None:
+                    self._measures.ended(output.usage)
                 self._close(output.request_id)
-                spans.record(self._telemetry, opened.command, output)
+
+    def _account(self, facts: StepFacts) -> None:
+        self._measures.step(facts)
+        if self._telemetry.exports:
+            self._blame.add(facts, lambda i: self._open[i].spans.span.request_id if i in self._open else "")
+        members = [(m, self._open[m.request_id].spans) for m in facts.members if m.request_id in self._open]
+        spans.record_step(self._telemetry, facts, members)
 
     def _refuse(self, engine_id: int, refusal: RequestRefused) -> None:
         opened = self._open.get(engine_id)
         if opened is not None:
             opened.attached.tell(wire.refusal_of(refusal, opened.generation_id, opened.index))
+            opened.spans.fail(refusal.reason)
             self._close(engine_id)
 
     def _close(self, engine_id: int) -> None:

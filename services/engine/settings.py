@@ -37,7 +37,7 @@ class EngineSettings:
     )
     max_chunk_tokens: int | None = setting(
         None,
-        "most tokens of one prompt in one step; unset: interactive 64 beside running answers, otherwise all of a step",
+        "most tokens of one prompt in one step; unset: interactive 32 beside running answers, otherwise all of a step",
         minimum=1,
         maximum=1_000_000,
     )

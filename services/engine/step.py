@@ -22,9 +22,14 @@ class ScheduledStep:
     explained: list[tuple[Request, int]]
     """Requests that asked for their prompt's log probabilities, and how many of the plan's prompt rows are theirs;
     in the order of those rows."""
-    decode_token_count: int
-    """Tokens of requests that had caught up but for their last token."""
+    decoding: list[bool]
+    """[S] whether the request had caught up but for its last token."""
     started_ns: int
+
+    @property
+    def decode_token_count(self) -> int:
+        """Tokens of requests that had caught up but for their last token."""
+        return sum(self.decoding)
 
     @property
     def prefill_token_count(self) -> int:
@@ -64,7 +69,7 @@ def write_step(requests: list[Request], counts: list[int], block_size: int, now:
         counts=counts,
         sampled=[r for r, want in zip(requests, wants, strict=True) if want],
         explained=[(r, len(rows)) for r, rows in zip(requests, told, strict=True) if rows],
-        decode_token_count=sum(1 for r in requests if r.output_count and r.pending_count == 1),
+        decoding=[bool(r.output_count) and r.pending_count == 1 for r in requests],
         started_ns=now,
     )
 
