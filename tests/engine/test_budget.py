@@ -34,7 +34,7 @@ def _step(engine: SymbolicEngine) -> ScheduledStep:
 
 
 def test_interactive_a_long_prompt_takes_a_small_chunk_beside_eight_streams() -> None:
-    """2,048 tokens arrive: each step carries every stream's token and at most 64 of the prompt's."""
+    """2,048 tokens arrive: each step carries every stream's token and at most 32 of the prompt's."""
     engine = _engine("interactive")
     streams = _streams(engine, 8)
     long = engine.add(make_request(99, prompt=range(2048), max_tokens=1))
