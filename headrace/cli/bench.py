@@ -1,4 +1,4 @@
-"""`headrace bench offline`: a fixed workload through the engine alone, or through a whole pipeline."""
+"""`headrace bench`; of it `offline`: a fixed workload through the engine alone, or through a whole pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import output, pipeline, up
+from headrace.cli import bench_hops, output, pipeline, up
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
@@ -39,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     up.add_engine_options(offline)
     output.add_json_option(offline)
     offline.set_defaults(run=run)
+    bench_hops.add_parser(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -41,13 +41,15 @@ class PipelineOptions:
     """What the caller asks for. What is None or absent is left to environment, file and defaults.
 
     `variables` are environment variables of the services, by name; `ports` are by process, 0: a free one. With
-    `free_by_default`, ports that nobody names are free ones too, not the usual ones.
+    `free_by_default`, ports that nobody names are free ones too, not the usual ones. `modules` are run in the place of
+    `services.<process>`, by process.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[str, int] = field(default_factory=dict)
     bind: str | None = None
     free_by_default: bool = False
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def plan(options: PipelineOptions, environ: Mapping[str, str] | None = None) -> 
         "HEADRACE_GATEWAY_ENGINE_ADDRESSES": addresses["engine"],
         **options.variables,
     }
-    programs = tuple(Program(name, (sys.executable, "-m", f"services.{name}"), variables) for name in PORTS)
+    modules = {name: f"services.{name}" for name in PORTS} | dict(options.modules)
+    programs = tuple(Program(name, (sys.executable, "-m", modules[name]), variables) for name in PORTS)
     return Plan(programs, addresses, addresses["gateway"], sources.get("", "model"))
 
 
