@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpc is imported: its notes would mix with pytest's
 
 from headrace.models import DEFAULT_MODEL, ModelNotFound, import_model, resolve
+from tests.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,19 @@ def default_model_dir() -> Path:
         return resolve(DEFAULT_MODEL)
     except ModelNotFound:
         return import_model()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One real Redis for every test that only adds keys of its own."""
+    server = RedisServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_redis_server() -> Iterator[RedisServer]:
+    """A Redis for a test that stops it."""
+    server = RedisServer()
+    yield server
+    server.close()

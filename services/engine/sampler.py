@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from services.engine.plan import Sampled, TokenLogprobs
-from services.engine.randomness import uniform
+from services.engine.randomness import gumbel
 from services.engine.request import Request
 
 LOWEST_LOGPROB = -9999.0
-_RUN = 256  # weights that are summed before they are looked at one by one
+_NEGLIGIBLE = 25.0  # logits this far below the peak, 1e-11 of its probability, are never drawn
 _CANDIDATES = 512  # most likely tokens looked at first; a row that needs more is sorted whole
 
 
@@ -109,8 +109,7 @@ class Sampler:
         for index, row in enumerate(rows):
             request = requests[row]
             try:
-                u = uniform(request.seed, request.token_count)
-                token = _choose(request, u, rows_of[index], values_of[index], ids_of[index], totals[index])
+                token = _choose(request, rows_of[index], values_of[index], ids_of[index], totals[index])
                 results[row] = Sampled(token)
             except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
                 results[row] = _failed(f"drawing a token failed: {error}")
@@ -192,17 +191,15 @@ def _penalise(row: torch.Tensor, request: Request) -> None:
 
 def _choose(
     request: Request,
-    u: float,
     scaled: NDArray[np.float32],
     values: NDArray[np.float32],
     ids: NDArray[np.int64],
     total: float,
 ) -> int:
-    """Filter and draw one row; what is left is drawn from in order of token id.
+    """Filter and draw one row.
 
     Args:
         request: whose parameters apply.
-        u: the draw, in [0, 1).
         scaled: [vocabulary] logits over temperature, the highest 0.
         values: the most likely of them, descending.
         ids: theirs.
@@ -211,7 +208,7 @@ def _choose(
     s = request.sampling
     top_k = s.top_k if 0 < s.top_k < scaled.size else 0
     if not top_k and s.min_p <= 0 and s.top_p >= 1:
-        return _pick(scaled, u)
+        return _pick(scaled, np.flatnonzero(scaled > -_NEGLIGIBLE), request)
     kept = _kept(values, top_k, s.min_p, s.top_p, total)
     # The candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
     if kept is None or values[kept - 1] == values[-1]:
@@ -220,10 +217,10 @@ def _choose(
         lowest = ranked[kept - 1]
         above = np.flatnonzero(scaled > lowest)
         ties = np.flatnonzero(scaled == lowest)[: kept - above.size]  # a tie is cut by id
-        survivors = np.sort(np.concatenate([above, ties]))
+        survivors = np.concatenate([above, ties])
     else:
-        survivors = np.sort(ids[:kept])
-    return int(survivors[_pick(scaled[survivors], u)])
+        survivors = ids[:kept]
+    return _pick(scaled, survivors, request)
 
 
 def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, total: float) -> int | None:
@@ -245,16 +242,12 @@ def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, t
     return count if inside else None
 
 
-def _pick(values: NDArray[np.float32], u: float) -> int:
-    """The index at which the cumulated exponentials of the values pass u of their sum.
+def _pick(scaled: NDArray[np.float32], token_ids: NDArray[np.int64], request: Request) -> int:
+    """Draw one of the ids from the softmax of their logits.
 
-    Sums of runs first, then inside one run: the vocabulary is read twice, and cumulated not at all.
+    Each id has noise of its own, and the highest sum wins: rounding of the logits moves the choice only when the two
+    best sums nearly tie. (Along cumulated probabilities it moves every boundary after it, and among thousands of
+    unlikely tokens there is always one nearby.)
     """
-    weights = np.exp(values)
-    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, weights.size, _RUN), dtype=np.float64))
-    goal = u * sums[-1]
-    run = min(int(np.searchsorted(sums, goal, side="right")), int(np.searchsorted(sums, sums[-1])))
-    inside = weights[run * _RUN : (run + 1) * _RUN]
-    passed = np.cumsum(inside, dtype=np.float64) + (sums[run - 1] if run else 0.0)
-    index = min(int(np.searchsorted(passed, goal, side="right")), int(np.flatnonzero(inside)[-1]))
-    return run * _RUN + index
+    noise = gumbel(request.seed, request.token_count, token_ids)
+    return int(token_ids[np.argmax(scaled[token_ids] + noise)])

@@ -136,7 +136,7 @@ class Pipeline:
         self, asked: stream_pb2.DeliverResume, ticket: Ticket, flow: Flow
     ) -> tuple[int, gateway_pb2.Final]:
         """Goes on with a stream whose connection was lost; returns its final message and that one's number."""
-        with self._admission.admit():
+        with self._admission.admit(), _prefixed("resume."):
             ticket.watch.admitted = ticket.watch.encoded = ticket.watch.routed = time.monotonic_ns()
             command = stream_pb2.DeliverRequest(resume=asked)
             async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
@@ -253,6 +253,16 @@ class Pipeline:
                 earned = 0
             owed[delta.index] = earned
         raise errors.Unavailable("the stream process ended the answer without a final message")
+
+
+@contextlib.contextmanager
+def _prefixed(prefix: str) -> Iterator[None]:
+    """Puts a field that a callee named where the caller knows it."""
+    try:
+        yield
+    except errors.HeadraceError as error:
+        error.field = error.field and prefix + error.field
+        raise
 
 
 def _check_room(generation: generation_pb2.Generation, prompt_length: int, facts: engine_pb2.GetEngineResponse) -> None:

@@ -93,7 +93,7 @@ class RedisLog:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._redis.aclose()
+        await self._redis.aclose(close_connection_pool=True)
 
 
 def _keys(stream_id: str) -> list[str]:

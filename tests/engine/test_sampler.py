@@ -7,11 +7,12 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from services.engine.plan import Sampled
-from services.engine.randomness import uniform
+from services.engine.randomness import gumbel
 from services.engine.request import Request, SamplingParams
 from services.engine.sampler import Sampler
 from tests.engine.factories import make_request
@@ -80,12 +81,9 @@ def _reference(row: torch.Tensor, request: Request) -> int:
         mass += weights[token]
         if s.top_p < 1 and mass >= s.top_p * total:
             break
-    goal, passed = uniform(request.seed, request.token_count) * sum(weights[t] for t in kept), 0.0
-    for token in sorted(kept):
-        passed += weights[token]
-        if passed > goal:
-            return token
-    return max(kept)
+    noise = gumbel(request.seed, request.token_count, np.array(kept))
+    sums = [math.log(weights[token]) + noise[place] for place, token in enumerate(kept)]
+    return kept[sums.index(max(sums))]
 
 
 PARAMETERS: list[dict[str, Any]] = [
