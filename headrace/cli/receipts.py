@@ -84,6 +84,17 @@ def last() -> Receipt:
     return load(files[-1])
 
 
+def slowest(count: int) -> list[Receipt]:
+    """The remembered answers that took longest, slowest first. Raises ReceiptError."""
+    found = []
+    for file in directory().glob("*.json"):
+        with contextlib.suppress(ReceiptError):
+            found.append(load(file))
+    if not found:
+        return [last()]
+    return sorted(found, key=lambda receipt: -receipt.timings.total_ns)[:count]
+
+
 def find(trace_id: str) -> Receipt | None:
     """The receipt of a trace id, or of a request id; None if it is not remembered."""
     for file in sorted(directory().glob("*.json"), reverse=True):

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli import jaeger, receipts, stages, trace, waterfall
+from headrace.cli.traces import Trace
 from headrace.cli.waterfall import Bar
 from headrace.v1 import generation_pb2, timings_pb2
 from tests.headrace.scripted_gateway import TIMINGS, TRACE_ID
@@ -115,7 +116,7 @@ SPANS["spans"][0]["tags"] = [{"key": "error", "value": True}, {"key": "error.typ
 
 def test_jaeger_order() -> None:
     """Spans come parents first, children by start, with process and failure."""
-    bars = jaeger.order(SPANS)
+    bars = Trace.of("t", jaeger.read(SPANS)).bars()
     assert [(bar.name, bar.depth) for bar in bars] == [
         ("root [gateway]", 0),
         ("early [engine]", 1),
@@ -128,9 +129,9 @@ def test_jaeger_order() -> None:
 def server() -> Iterator[str]:
     answers = {
         f"/api/traces/{TRACE_ID}": (200, json.dumps({"data": [SPANS]})),
-        "/api/traces/empty": (200, '{"data": []}'),
-        "/api/traces/strange": (200, '{"data": [{"spans": [{}]}]}'),
-        "/api/traces/broken": (500, ""),
+        "/api/traces/e0": (200, '{"data": []}'),
+        "/api/traces/e1": (200, '{"data": [{"spans": [{}]}]}'),
+        "/api/traces/e2": (500, ""),
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -160,10 +161,10 @@ def test_jaeger_fetch(server: str) -> None:
     ("trace_id", "sentence"),
     [
         ("none", "no trace none"),
-        ("empty", "no trace empty"),
+        ("e0", "no trace e0"),
         ("../up", "no trace"),
-        ("strange", "not as Jaeger"),
-        ("broken", "HTTP 500"),
+        ("e1", "not as Jaeger"),
+        ("e2", "HTTP 500"),
     ],
 )
 def test_jaeger_refuses(server: str, trace_id: str, sentence: str) -> None:
