@@ -49,6 +49,8 @@ class EngineConfig:
     threads: int | None = None
     """Threads of one tensor operation; None: torch's choice."""
     prefix_cache: bool = True
+    deterministic: bool = False
+    """Same ids and log probabilities, bit for bit, whatever the batch, the chunks and the cache; slower."""
     watermark: float = 0.85
     """Share of the pool that may be referenced after an admission."""
     paused_kv_share: float = 0.5
@@ -70,17 +72,22 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(str, choices))}")
         if self.max_num_seqs < 1:
             raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be positive")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running sequence can advance"
-            )
+        self._check_together()
         for name in ("kv_memory_utilization", "watermark", "paused_kv_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1")
         for name in ("standard_wait_s", "batch_wait_s"):
             if not 0 <= getattr(self, name) <= _LONGEST_WAIT_S:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {_LONGEST_WAIT_S}")
+
+    def _check_together(self) -> None:
+        if self.deterministic and self.kernels != "cpu":
+            raise ValueError(f"deterministic is on with kernels {self.kernels!r}; it needs cpu")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
+                f"({self.max_num_seqs}), so that every running sequence can advance"
+            )
 
     def scheduling(self) -> SchedulerConfig:
         """The scheduler's part of it."""

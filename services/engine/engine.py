@@ -14,7 +14,7 @@ import torch
 from services.engine.block_pool import BlockPool
 from services.engine.config import EngineConfig
 from services.engine.faults import FaultGuard
-from services.engine.kernels import CpuKernels, Kernels, ReferenceKernels, can_pack
+from services.engine.kernels import CpuKernels, DeterministicKernels, Kernels, ReferenceKernels, can_pack
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
 from services.engine.model.config import ModelConfig, load_config
@@ -80,7 +80,7 @@ class Engine:
         model = load_config(config.model_dir)
         context = min(model.context_length, config.max_model_len or model.context_length)
         dtype = _resolve_dtype(config.dtype, model.dtype)
-        kernels = _KERNELS[config.kernels]()
+        kernels = DeterministicKernels() if config.deterministic else _KERNELS[config.kernels]()
         decoder = Decoder(model, WeightReader(config.model_dir, model, dtype), kernels, dtype, context)
         per_token = kv_bytes_per_token(model, dtype.itemsize)
         block_count = config.kv_blocks or fitting_blocks(
@@ -104,7 +104,7 @@ class Engine:
             block_size=config.block_size,
         )
         kv = allocate_kv(model, block_count, config.block_size, dtype)
-        runner = ModelRunner(decoder, kernels, Sampler(model.eos_token_ids), kv)
+        runner = ModelRunner(decoder, kernels, Sampler(model.eos_token_ids), kv, row_by_row=config.deterministic)
         return cls(config, model, runner, limits, memory, clock)
 
     # --- between steps --------------------------------------------------------------------------------

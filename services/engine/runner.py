@@ -10,7 +10,8 @@ import torch
 from services.engine.kernels.base import Kernels
 from services.engine.model.config import ModelConfig
 from services.engine.model.decoder import Decoder
-from services.engine.plan import StepPlan, TokenLogprobs
+from services.engine.plan import Sampled, StepPlan, TokenLogprobs
+from services.engine.request import Request
 from services.engine.sampler import Sampler, explain
 from services.engine.step import ScheduledStep, StepResult
 
@@ -26,8 +27,18 @@ def allocate_kv(config: ModelConfig, block_count: int, block_size: int, dtype: t
 class ModelRunner:
     """The decoder, its kernels, its KV pool and the sampler, as one call a step."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, sampler: Sampler, kv: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kernels: Kernels,
+        sampler: Sampler,
+        kv: list[torch.Tensor],
+        *,
+        row_by_row: bool = False,
+    ) -> None:
+        """Put the parts together; ``row_by_row`` samples each row by itself, so that no sum spans several."""
         self.kv = kv
+        self._row_by_row = row_by_row
         self._decoder = decoder
         self._kernels = kernels
         self._sampler = sampler
@@ -48,8 +59,15 @@ class ModelRunner:
         hidden, logits = self.run(step.plan)
         failed: dict[int, str] = {}
         explained = self._explain(step, hidden, failed)
-        sampled = self._sampler.sample(logits, step.sampled) if step.sampled else []
-        return StepResult(sampled, explained, failed)
+        return StepResult(self._sample(logits, step.sampled), explained, failed)
+
+    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+        if not requests:
+            return []
+        if not self._row_by_row:
+            return self._sampler.sample(logits, requests)
+        rows = torch.split(logits, 1)
+        return [self._sampler.sample(row, [request])[0] for row, request in zip(rows, requests, strict=True)]
 
     def _explain(self, step: ScheduledStep, hidden: torch.Tensor, failed: dict[int, str]) -> list[list[TokenLogprobs]]:
         """Log probabilities of prompt tokens, a few rows of logits at a time, so that they never fill the memory."""

@@ -57,6 +57,7 @@ class EngineSettings:
     max_model_len: int | None = setting(None, "context in tokens; unset: the model's own", minimum=2)
     threads: int | None = setting(None, "threads of one tensor operation; unset: one a core", minimum=1, maximum=1024)
     prefix_cache: bool = setting(True, "keep the KV of finished prompts for later ones")
+    deterministic: bool = setting(False, "the same bits whatever the batch, the chunks and the cache; slower")
 
 
 @dataclass(frozen=True)
