@@ -23,6 +23,7 @@ from headrace.cli.supervisor import OnLine, Program, Supervisor
 
 # In the order of starting; stopped the other way round: the gateway first, then stream, engine and tokenizer.
 PORTS = {"tokenizer": 50051, "engine": 50053, "stream": 50052, "gateway": 50050}
+METRICS_OFFSET = 10  # a process whose port was named, or is the usual one, offers its metrics ten ports above it
 READY_TIMEOUT_S = 300.0
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
@@ -60,6 +61,7 @@ class Plan:
     addresses: Mapping[str, str]  # host:port by process, as the others call it
     target: str  # host:port of the gateway
     model: str | None  # None: the default model
+    metrics: Mapping[str, str] = field(default_factory=dict)  # host:port by process, where they are offered
 
 
 class _Sources:
@@ -96,14 +98,19 @@ def plan(options: PipelineOptions, environ: Mapping[str, str] | None = None) -> 
     sources = _Sources({**environ, **options.variables})
     hosts = {name: sources.get(name, "host") or "127.0.0.1" for name in PORTS}
     hosts["gateway"] = options.bind or hosts["gateway"]
-    numbers = _ports(options, sources, hosts)
+    asked = _ports(options, sources, hosts)
+    metrics = _metrics_ports(asked, sources, hosts)
+    chosen = iter(ports.free("127.0.0.1", len(asked)))
+    numbers = {name: number or next(chosen) for name, number in asked.items()}
     addresses = {name: f"{_reachable(hosts[name])}:{numbers[name]}" for name in PORTS}
+    offered = {name: f"{_reachable(hosts[name])}:{number}" for name, number in metrics.items() if number}
     variables = {
         **environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(root), environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
         **({} if sources.get("log", "format") else {"HEADRACE_LOG_FORMAT": "console"}),
         **{f"HEADRACE_{name.upper()}_PORT": str(number) for name, number in numbers.items()},
+        **{f"HEADRACE_{name.upper()}_METRICS_PORT": str(number) for name, number in metrics.items()},
         "HEADRACE_GATEWAY_HOST": hosts["gateway"],
         "HEADRACE_GATEWAY_TOKENIZER_ADDRESS": addresses["tokenizer"],
         "HEADRACE_GATEWAY_STREAM_ADDRESS": addresses["stream"],
@@ -112,7 +119,7 @@ def plan(options: PipelineOptions, environ: Mapping[str, str] | None = None) -> 
     }
     modules = {name: f"services.{name}" for name in PORTS} | dict(options.modules)
     programs = tuple(Program(name, (sys.executable, "-m", modules[name]), variables) for name in PORTS)
-    return Plan(programs, addresses, addresses["gateway"], sources.get("", "model"))
+    return Plan(programs, addresses, addresses["gateway"], sources.get("", "model"), offered)
 
 
 def services_root() -> Path:
@@ -180,6 +187,7 @@ def running(
 
 
 def _ports(options: PipelineOptions, sources: _Sources, hosts: Mapping[str, str]) -> dict[str, int]:
+    """The ports that are named or usual, each free and given once; 0: any."""
     numbers: dict[str, int] = {}
     for name, default in PORTS.items():
         asked = options.ports.get(name)
@@ -193,15 +201,28 @@ def _ports(options: PipelineOptions, sources: _Sources, hosts: Mapping[str, str]
     if twice:
         names = " and ".join(name for name, number in numbers.items() if number in twice)
         raise BadOption(f"port {min(twice)} is given to {names}; each needs its own")
+    _check_free({name: (hosts[name], number) for name, number in numbers.items()})
+    return numbers
+
+
+def _metrics_ports(asked: Mapping[str, int], sources: _Sources, hosts: Mapping[str, str]) -> dict[str, int]:
+    """Where each process offers its metrics; 0: nowhere."""
+    numbers = {}
+    for name, number in asked.items():
+        beside = number + METRICS_OFFSET if 0 < number <= 65535 - METRICS_OFFSET else 0
+        numbers[name] = _port(sources.get(name, "metrics_port"), f"{name}_metrics", beside)
+    _check_free({f"metrics of the {name}": (hosts[name], number) for name, number in numbers.items()})
+    return numbers
+
+
+def _check_free(wanted: Mapping[str, tuple[str, int]]) -> None:
     problems = []
-    for name, number in numbers.items():
-        problem = ports.check(hosts[name], number) if number else ""
+    for name, (host, number) in wanted.items():
+        problem = ports.check(host, number) if number else ""
         if problem:
             problems.append(f"{name}: {problem}")
     if problems:
         raise PipelineError("; ".join(problems))
-    chosen = iter(ports.free("127.0.0.1", len(numbers)))
-    return {name: number or next(chosen) for name, number in numbers.items()}
 
 
 def _port(raw: str | None, name: str, default: int) -> int:

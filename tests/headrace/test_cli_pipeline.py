@@ -60,6 +60,21 @@ def test_port_of_the_environment(taken: int) -> None:
         pipeline.plan(PipelineOptions(ports=without), environ)
 
 
+def test_metrics_are_offered_beside_named_ports(taken: int) -> None:
+    """Ten above a port that was named; nowhere beside a free one; a setting wins; a port in use is told."""
+    free = next(p for p in ports.free("127.0.0.1", 50) if p < 65000 and not ports.check("127.0.0.1", p + 10))
+    planned = pipeline.plan(PipelineOptions(ports={**FREE, "engine": free}), {})
+    assert planned.metrics == {"engine": f"127.0.0.1:{free + 10}"}
+    environ = planned.programs[0].environ
+    assert environ["HEADRACE_ENGINE_METRICS_PORT"] == str(free + 10)
+    assert environ["HEADRACE_GATEWAY_METRICS_PORT"] == "0"
+    options = PipelineOptions({"HEADRACE_ENGINE_METRICS_PORT": "0"}, {**FREE, "engine": free})
+    assert pipeline.plan(options, {}).metrics == {}
+    options = PipelineOptions({"HEADRACE_ENGINE_METRICS_PORT": str(taken)}, FREE)
+    with pytest.raises(PipelineError, match=f"metrics of the engine: port {taken}"):
+        pipeline.plan(options, {})
+
+
 def test_wildcard_is_called_by_loopback() -> None:
     """A gateway that listens everywhere is called at 127.0.0.1."""
     planned = pipeline.plan(PipelineOptions(ports=FREE, bind="0.0.0.0"), {})  # noqa: S104
