@@ -3,7 +3,7 @@ SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: help setup run up test lint format protos breaking bench clean
+.PHONY: help setup run up test lint format protos breaking bench dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ breaking: $(READY) ## compare the contract with protos/baseline.binpb
 bench: setup ## W1 in process, then through the four processes
 	@.venv/bin/headrace bench offline --workload w1
 	@.venv/bin/headrace bench offline --workload w1 --pipeline
+
+dashboards: setup ## rewrite the Grafana dashboards in deploy/observability
+	@$(PY) -m deploy.observability.dashboards
 
 clean: ## remove what was built; the model cache stays
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/interop/node_modules
