@@ -251,7 +251,7 @@ class EngineTimings(_message.Message):
     def __init__(self, total_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., queue_reason: _Optional[_Union[_timings_pb2.QueueReason, str]] = ..., prefill_ns: _Optional[int] = ..., computed_token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., prefill_chunk_count: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_step_count: _Optional[int] = ..., inter_token_p50_ns: _Optional[int] = ..., inter_token_p99_ns: _Optional[int] = ..., inter_token_max_ns: _Optional[int] = ..., stalled_ns: _Optional[int] = ..., paused_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., preemption_count: _Optional[int] = ..., recomputed_token_count: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count")
+    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count", "kv_wasted_token_count")
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class EngineStats(_message.Message):
     PREFILLED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     DECODED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_WASTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     running_count: int
     waiting_count: int
     paused_count: int
@@ -274,18 +275,29 @@ class EngineStats(_message.Message):
     prefilled_token_count: int
     decoded_token_count: int
     step_count: int
-    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ...) -> None: ...
+    kv_wasted_token_count: int
+    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_wasted_token_count: _Optional[int] = ...) -> None: ...
 
 class MemoryLedger(_message.Message):
-    __slots__ = ("weight_bytes", "kv_bytes", "kv_bytes_per_token", "kv_block_size", "kv_block_count")
+    __slots__ = ("weight_bytes", "kv_bytes", "kv_bytes_per_token", "kv_block_size", "kv_block_count", "kv_formula", "peak_activation_bytes", "allocator_reserved_bytes", "allocator_allocated_bytes", "allocator_largest_free_bytes")
     WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMULA_FIELD_NUMBER: _ClassVar[int]
+    PEAK_ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_ALLOCATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATOR_LARGEST_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     weight_bytes: int
     kv_bytes: int
     kv_bytes_per_token: int
     kv_block_size: int
     kv_block_count: int
-    def __init__(self, weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., kv_block_count: _Optional[int] = ...) -> None: ...
+    kv_formula: str
+    peak_activation_bytes: int
+    allocator_reserved_bytes: int
+    allocator_allocated_bytes: int
+    allocator_largest_free_bytes: int
+    def __init__(self, weight_bytes: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., kv_block_size: _Optional[int] = ..., kv_block_count: _Optional[int] = ..., kv_formula: _Optional[str] = ..., peak_activation_bytes: _Optional[int] = ..., allocator_reserved_bytes: _Optional[int] = ..., allocator_allocated_bytes: _Optional[int] = ..., allocator_largest_free_bytes: _Optional[int] = ...) -> None: ...

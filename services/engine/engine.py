@@ -23,15 +23,15 @@ from services.engine.model.weights import WeightReader
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepMember, StepOutput
 from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
-from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
+from services.engine.request import FinishReason, Request, RequestRefused
 from services.engine.runner import ModelRunner, allocate_kv
 from services.engine.sampler import Sampler
 from services.engine.scheduler import Scheduler
 from services.engine.step import ScheduledStep, StepResult
+from services.engine.warm_up import ActivationMeter, largest_step
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _KERNELS: dict[str, type[Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
-_WARM_UP_ID = -1
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -214,6 +214,7 @@ class Engine:
             step_count=counters.step_count,
             prefix_queried_token_count=self._cache.queried_token_count,
             prefix_hit_token_count=self._cache.hit_token_count,
+            kv_wasted_token_count=self._scheduler.roster.wasted_token_count(self.config.block_size),
             backlog_token_count=self._scheduler.roster.backlog_token_count,
         )
 
@@ -226,28 +227,30 @@ class Engine:
         self._scheduler.roster.check_integrity()
 
     def warm_up(self) -> None:
-        """Generate once, for real, and leave no trace in statistics or cache. Call it while idle.
+        """Generate once, for real, and leave no trace in statistics or cache; note what memory it took.
+
+        Call it while idle.
 
         Raises:
             RuntimeError: the generation failed, so the engine is not fit to serve.
         """
-        length = min(32, self.limits.context_length, self.limits.kv_token_capacity) - 1
         counters = replace(self._scheduler.counters)
-        request = Request(
-            _WARM_UP_ID,
-            [token % self.limits.vocab_size for token in range(length)],
-            max_tokens=min(2, self.limits.context_length - length),
-            sampling=SamplingParams(temperature=0.0),
-            ignore_eos=True,
+        config = self.config
+        requests = largest_step(
+            self.limits, config.max_num_seqs, config.max_num_batched_tokens, block_size=config.block_size
         )
-        self.add(request)
-        while request.finish is None:
-            self.step()
+        for request in requests:
+            self.add(request)
+        with ActivationMeter() as meter:
+            while self.has_work:
+                self.step()
         self.flush_prefix_cache()
         self._scheduler.counters = counters
         self._cache.forget_counts()
-        if request.finish is not FinishReason.LENGTH:
-            raise RuntimeError(f"the warm-up generation ended {request.finish.value}: {request.error}")
+        self.memory = replace(self.memory, peak_activation_bytes=meter.peak_bytes)
+        for request in requests:
+            if request.finish is not FinishReason.LENGTH:
+                raise RuntimeError(f"the warm-up generation ended {request.finish}: {request.error}")
 
 
 def _news(request: Request, result: Sampled | None) -> RequestOutput:

@@ -5,8 +5,10 @@ Knows the machine's memory files and a model's shape; allocates nothing.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from services.engine.model.config import ModelConfig
 
@@ -24,6 +26,49 @@ class MemoryLedger:
     """The exact product behind ``kv_bytes_per_token``, for a log line."""
     block_count: int
     block_size: int
+    peak_activation_bytes: int = 0
+    """Tensors that live at the same time in the largest step, measured at warm-up; 0 before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeapFacts:
+    """What the C library's allocator holds for this whole process; 0 is unknown."""
+
+    reserved_bytes: int = 0
+    """Taken from the system."""
+    allocated_bytes: int = 0
+    """Of these, in use."""
+    largest_free_bytes: int = 0
+    """Largest block that could be had without asking the system: no CPU allocator says."""
+
+
+def heap_facts() -> HeapFacts:
+    """Ask glibc; another C library, or an allocator in its place, leaves all unknown or zero."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return HeapFacts()
+    ask.restype = _Mallinfo2
+    info = ask()
+    return HeapFacts(info.arena + info.hblkhd, info.uordblks + info.hblkhd)
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",  # bytes from the system, but for mapped blocks
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",  # bytes in mapped blocks
+            "usmblks",
+            "fsmblks",
+            "uordblks",  # bytes of the arena in use
+            "fordblks",
+            "keepcost",
+        )
+    ]
 
 
 def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:

@@ -97,5 +97,7 @@ class EngineStats:
     step_count: int
     prefix_queried_token_count: int
     prefix_hit_token_count: int
+    kv_wasted_token_count: int
+    """Places for tokens in the blocks of running requests that no known token needs yet."""
     backlog_token_count: int
     """Known tokens of waiting requests that are not computed."""

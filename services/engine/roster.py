@@ -76,6 +76,10 @@ class Roster:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
+    def wasted_token_count(self, block_size: int) -> int:
+        """Places in the last blocks of running requests that are not needed yet."""
+        return sum(max(0, len(r.block_table) * block_size - r.token_count) for r in self._running.values())
+
     def running_by_id(self, request_id: int) -> Request:
         """A running request."""
         return self._running[request_id]

@@ -23,6 +23,7 @@ from services.engine.blame import Blame
 from services.engine.engine import Engine, EngineConfig
 from services.engine.loop import EngineLoop
 from services.engine.measures import Measures
+from services.engine.memory import heap_facts
 from services.engine.model.config import ModelError
 from services.engine.outputs import StepFacts, StepOutput
 from services.engine.request import RequestRefused
@@ -63,6 +64,8 @@ class EngineProcess:
             kv_mb=round(engine.memory.kv_bytes / 1e6, 1),
             kv_blocks=engine.memory.block_count,
             kv_a_token=engine.memory.kv_formula,
+            activations_mb=round(engine.memory.peak_activation_bytes / 1e6, 1),
+            heap_reserved_mb=round(heap_facts().reserved_bytes / 1e6, 1),
         )
         self._servicer.begin(engine, self._settings.model.name, _default_sampling(directory), self._on_fatal)
 
@@ -300,7 +303,7 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[..., object], *a
 def _facts(
     engine: Engine, model: str, default_sampling: generation_pb2.SamplingParameters
 ) -> engine_pb2.GetEngineResponse:
-    limits, memory, config = engine.limits, engine.memory, engine.config
+    limits, memory, config, heap = engine.limits, engine.memory, engine.config, heap_facts()
     return engine_pb2.GetEngineResponse(
         model=model,
         architecture=engine.model.family.architecture,
@@ -318,6 +321,11 @@ def _facts(
             kv_bytes_per_token=memory.kv_bytes_per_token,
             kv_block_size=memory.block_size,
             kv_block_count=memory.block_count,
+            kv_formula=memory.kv_formula,
+            peak_activation_bytes=memory.peak_activation_bytes,
+            allocator_reserved_bytes=heap.reserved_bytes,
+            allocator_allocated_bytes=heap.allocated_bytes,
+            allocator_largest_free_bytes=heap.largest_free_bytes,
         ),
     )
 

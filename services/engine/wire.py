@@ -195,4 +195,5 @@ def stats_of(stats: EngineStats, open_stream_count: int) -> engine_pb2.EngineSta
         prefilled_token_count=stats.prefilled_token_count,
         decoded_token_count=stats.decoded_token_count,
         step_count=stats.step_count,
+        kv_wasted_token_count=stats.kv_wasted_token_count,
     )

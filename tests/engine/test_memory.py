@@ -1,0 +1,82 @@
+"""The memory ledger says what is known, and 0 where nothing is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.v1 import generation_pb2
+from services.engine.memory import heap_facts
+from services.engine.service import _facts
+from services.engine.warm_up import ActivationMeter
+from tests.engine.factories import make_engine, make_request, tiny_config, write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"), tiny_config())
+
+
+def test_tensors_that_live_together_are_counted() -> None:
+    """Two of 4,000 bytes at once, a third after one is gone; views and what was there before cost nothing."""
+    before = torch.ones(1000)
+    with ActivationMeter() as meter:
+        first = before * 2
+        view = first[:10]
+        second = first + before
+        before.add_(1)
+        del first, view
+        third = second * 2
+    assert meter.peak_bytes == 8000
+    assert third.sum() == 6000
+
+
+def test_the_warm_up_measures_the_largest_step(model: Path) -> None:
+    """More tokens a step need more; the widest tensor is a lower bound; without a warm-up nothing is claimed."""
+    peaks = []
+    for budget in (64, 256):
+        engine = make_engine(model, max_num_batched_tokens=budget)
+        assert engine.memory.peak_activation_bytes == 0
+        engine.warm_up()
+        peaks.append(engine.memory.peak_activation_bytes)
+    assert peaks[0] > 64 * 160 * 4
+    assert peaks[1] > 2 * peaks[0]
+
+
+def test_waste_is_what_running_requests_have_reserved_and_not_used(model: Path) -> None:
+    """A prompt of 20 tokens holds two blocks of 16: 12 places are waste, one fewer with each token."""
+    engine = make_engine(model)
+    engine.add(make_request(prompt=range(20), max_tokens=5))
+    engine.step()
+    assert engine.stats().kv_wasted_token_count == 11
+    engine.step()
+    assert engine.stats().kv_wasted_token_count == 10
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().kv_wasted_token_count == 0
+
+
+def test_the_heap_grows_by_what_is_taken() -> None:
+    """Where the C library tells, 64 MB more are seen as 64 MB more; in use is never more than reserved."""
+    before = heap_facts()
+    held = torch.ones(16 << 20)
+    after = heap_facts()
+    assert after.allocated_bytes <= after.reserved_bytes
+    assert after.largest_free_bytes == 0
+    if before.reserved_bytes:
+        assert after.allocated_bytes - before.allocated_bytes >= held.nbytes
+
+
+def test_get_engine_tells_the_ledger(model: Path) -> None:
+    """Every number of it, and the formula."""
+    engine = make_engine(model)
+    engine.warm_up()
+    ledger = _facts(engine, "tiny", generation_pb2.SamplingParameters()).memory
+    assert ledger.kv_formula == "2 x 2 layers x 2 kv heads x 16 x 4 bytes = 512 bytes a token"
+    assert ledger.peak_activation_bytes == engine.memory.peak_activation_bytes > 0
+    assert ledger.weight_bytes == engine.memory.weight_bytes
+    assert ledger.kv_bytes == 512 * 16 * 65
+    assert ledger.allocator_reserved_bytes >= ledger.allocator_allocated_bytes
+    assert ledger.allocator_largest_free_bytes == 0
