@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from headrace.cli.traces import REQUEST_ID, TraceSpan
+from headrace.cli.traces import GENERATE, REQUEST_ID, TraceSpan
 
 TIMEOUT_S = 5.0
 MOST_TRACES = 1000  # that one search brings
@@ -48,7 +48,7 @@ def slowest(base_url: str, count: int) -> list[list[TraceSpan]]:
     def took_ns(spans: list[TraceSpan]) -> int:
         return max((s.duration_ns for s in spans if s.service == "gateway"), default=0)
 
-    found = sorted((t for t in traces if any("Generate" in s.name for s in t)), key=took_ns, reverse=True)
+    found = sorted((t for t in traces if any(GENERATE in s.name for s in t)), key=took_ns, reverse=True)
     if not found:
         raise JaegerError(f"Jaeger at {base_url} knows no request of the last day")
     return found[:count]

@@ -25,36 +25,51 @@ def chrome_trace(spans: Sequence[TraceSpan]) -> dict[str, Any]:
     for service, process in processes.items():
         events.append(_named("process_name", process, 0, service or "spans"))
         events.append({"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}})
-    rows = _rows(spans)
-    for (service, trace_id), (row, title) in rows.items():
-        del trace_id
-        events.append(_named("thread_name", processes[service], row, title))
+    rows = _Rows()
     places: dict[str, tuple[int, int, float]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, -s.duration_ns)):
-        row, _ = rows[span.service, _row_key(span)]
+        row = rows.of(span)
         start_us = (span.start_ns - origin_ns) / 1000
         places[span.span_id] = (processes[span.service], row, start_us)
         events.append(_complete(span, processes[span.service], row, start_us))
+    events += [_named("thread_name", processes[service], row, title) for service, row, title in rows.titles]
     events += _arrows(spans, places)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _row_key(span: TraceSpan) -> str:
-    return ENGINE_STEP if span.name == ENGINE_STEP else span.trace_id
+class _Rows:
+    """Gives each span a row: its request's in its service. Spans of a row are nested or follow one another.
 
+    A span that would overlap another without being inside it gets a further row of the same request. Spans come by
+    start, longer ones first.
+    """
 
-def _rows(spans: Sequence[TraceSpan]) -> dict[tuple[str, str], tuple[int, str]]:
-    """Row number and title of each request in each service; steps of an engine come first."""
-    rows: dict[tuple[str, str], tuple[int, str]] = {}
-    for span in sorted(spans, key=lambda s: s.start_ns):
-        key = (span.service, _row_key(span))
-        if span.name == ENGINE_STEP:
-            rows[key] = (_STEPS_ROW, "steps")
-        elif key not in rows:
-            number = _STEPS_ROW + 1 + sum(service == span.service for service, _ in rows)
-            who = span.attributes.get(REQUEST_ID) or span.trace_id
-            rows[key] = (number, f"request {str(who)[:12]}")
-    return rows
+    def __init__(self) -> None:
+        self.titles: list[tuple[str, int, str]] = []  # (service, row, title)
+        self._rows: dict[tuple[str, str], list[tuple[int, list[int]]]] = {}  # rows, and the ends of their open spans
+        self._counts: dict[str, int] = {}
+
+    def of(self, span: TraceSpan) -> int:
+        """The row of the next span."""
+        is_step = span.name == ENGINE_STEP
+        rows = self._rows.setdefault((span.service, ENGINE_STEP if is_step else span.trace_id), [])
+        for row, ends in rows:
+            while ends and ends[-1] <= span.start_ns:
+                ends.pop()
+            if not ends or span.end_ns <= ends[-1]:
+                ends.append(span.end_ns)
+                return row
+        row = self._new(span, is_step=is_step and not rows)
+        rows.append((row, [span.end_ns]))
+        return row
+
+    def _new(self, span: TraceSpan, *, is_step: bool) -> int:
+        who = str(span.attributes.get(REQUEST_ID) or span.trace_id)
+        title = "steps" if span.name == ENGINE_STEP else f"request {who[:12]}"
+        self._counts[span.service] = self._counts.get(span.service, _STEPS_ROW) + (not is_step)
+        row = _STEPS_ROW if is_step else self._counts[span.service]
+        self.titles.append((span.service, row, title))
+        return row
 
 
 def _named(what: str, process: int, row: int, name: str) -> Event:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli import jaeger, otlp_file, output, perfetto, receipts, stages, trace_page, waterfall
-from headrace.cli.traces import OWN_TRACES, Trace, TraceSpan, by_trace
+from headrace.cli.traces import GENERATE, OWN_TRACES, Trace, TraceSpan, by_trace
 from headrace.v1 import timings_pb2
 
 DEFAULT_JAEGER = "http://127.0.0.1:16686"
@@ -125,11 +125,9 @@ def _of_jaeger(base_url: str, found: Sequence[list[TraceSpan]]) -> _Found:
 def _of_file(file: Path) -> _Found:
     """The requests in a file of spans; steps and batches are neighbours."""
     spans = otlp_file.load(file)
-    traces = [
-        Trace.of(f"trace {trace_id}", of_one)
-        for trace_id, of_one in by_trace(spans).items()
-        if any(span.name not in OWN_TRACES for span in of_one)
-    ]
+    found = [of_one for of_one in by_trace(spans).values() if any(span.name not in OWN_TRACES for span in of_one)]
+    requests = [of_one for of_one in found if any(GENERATE in span.name for span in of_one)]
+    traces = [Trace.of(f"trace {of_one[0].trace_id}", of_one) for of_one in requests or found]
     if not traces:
         raise otlp_file.OtlpError(f"{file} holds no spans of requests")
     return _Found(traces, lambda: spans)

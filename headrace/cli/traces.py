@@ -10,6 +10,7 @@ from typing import Any
 from headrace.cli.waterfall import Bar
 
 REQUEST_ID = "headrace.request.id"
+GENERATE = "GatewayService/Generate"  # in the name of every request's first span
 ENGINE_STEP = "engine.step"
 OWN_TRACES = (ENGINE_STEP, "tokenizer.batch")  # no request's: traces of their own, linked to those of requests
 

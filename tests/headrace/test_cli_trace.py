@@ -199,6 +199,21 @@ def test_requests_of_an_engine_share_a_timeline_with_its_steps(
     assert sorted(ends) == [(engine, 2), (engine, 3)]
 
 
+def test_rows_hold_what_nests() -> None:
+    """Chrome's format wants the spans of a row nested or apart: what overlaps gets a further row of the request."""
+    spans = [
+        TraceSpan(A, "o", "", "outer", "stream", 0, 100),
+        TraceSpan(A, "p", "o", "from 10 to 60", "stream", 10, 50),
+        TraceSpan(A, "q", "o", "from 40 to 90", "stream", 40, 50),
+        TraceSpan(A, "r", "o", "from 60 to 80", "stream", 60, 20),
+        TraceSpan(STEP, "s", "", "engine.step", "engine", 70, 5),
+        TraceSpan(A, "t", "", "before the steps", "engine", 1, 5),
+    ]
+    events = perfetto.chrome_trace(spans)["traceEvents"]
+    rows = {e["args"]["span"]: e["tid"] for e in events if e["ph"] == "X"}
+    assert rows == {"o": 2, "p": 2, "q": 3, "r": 2, "t": 2, "s": 1}
+
+
 def test_lines_of_a_collector(tmp_path: Path) -> None:
     """A file exporter writes one document a line; both ways are read."""
     file = tmp_path / "lines.json"
