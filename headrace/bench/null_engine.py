@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,22 @@ from typing import TYPE_CHECKING, Any
 from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE
 
 if TYPE_CHECKING:
-    from services.engine.outputs import EngineStats, RequestOutput, StepOutput
+    from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepOutput
     from services.engine.request import Request
 
 TOKENS_PER_S_VARIABLE = "HEADRACE_BENCH_TOKENS_PER_S"
 DEFAULT_TOKENS_PER_S = 1000.0
 CONTEXT_LENGTH = 1 << 20
 _STRIDE = 7919  # a prime: ids run through the vocabulary without a pattern that text would show
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request under way; counted here, so that a token costs next to nothing."""
+
+    request: Request
+    allowed: int  # tokens, of all
+    count: int = 0
 
 
 class NullEngine:
@@ -34,19 +43,22 @@ class NullEngine:
     """
 
     dtype = "none"
+    next_deadline_ns = None
 
     def __init__(self, tokens_per_s: float) -> None:
+        from services.engine import limits, outputs, request
         from services.engine.config import EngineConfig
-        from services.engine.limits import EngineLimits
         from services.engine.memory import MemoryLedger
 
         self.config = EngineConfig(model_dir=Path())
-        self.limits = EngineLimits(CONTEXT_LENGTH, CONTEXT_LENGTH, VOCABULARY_SIZE, frozenset())
+        self.limits = limits.EngineLimits(CONTEXT_LENGTH, CONTEXT_LENGTH, VOCABULARY_SIZE, frozenset())
         nothing: dict[str, Any] = {f.name: "" if f.name == "kv_formula" else 0 for f in fields(MemoryLedger)}
         self.memory = MemoryLedger(**nothing)
         self.model = SimpleNamespace(family=SimpleNamespace(architecture="NullEngine"))
+        self._fit = limits.fit_request
+        self._outputs, self._finish = outputs, request.FinishReason
         self._tokens_per_s = tokens_per_s
-        self._open: dict[int, Request] = {}
+        self._open: dict[int, _Open] = {}
         self._ended: list[RequestOutput] = []
         self._next_step_s = 0.0
 
@@ -58,32 +70,25 @@ class NullEngine:
     @property
     def runnable(self) -> bool:
         """True when a step would do something now."""
-        return bool(self._ended) or any(not request.paused for request in self._open.values())
-
-    next_deadline_ns = None
+        return bool(self._ended) or any(one.count < one.allowed for one in self._open.values())
 
     def add(self, request: Request) -> None:
         """Takes a request. Raises RequestRefused."""
-        from services.engine.limits import fit_request
-
-        fit_request(request, self.limits)
-        self._open[request.request_id] = request
+        self._fit(request, self.limits)
+        self._open[request.request_id] = _Open(request, request.credit_limit)
 
     def grant(self, request_id: int, token_count: int) -> None:
         """Lets it have more tokens."""
         if request_id in self._open:
-            self._open[request_id].credit_limit += token_count
+            self._open[request_id].allowed += token_count
 
     def abort(self, request_id: int) -> bool:
         """Ends it as cancelled."""
-        from services.engine.outputs import RequestOutput, RequestUsage
-        from services.engine.request import FinishReason
-
-        request = self._open.pop(request_id, None)
-        if request is not None:
-            usage = RequestUsage.of(request)
-            self._ended.append(RequestOutput(request_id, finish=FinishReason.CANCELLED, usage=usage))
-        return request is not None
+        one = self._open.pop(request_id, None)
+        if one is not None:
+            ended = self._outputs.RequestOutput(request_id, finish=self._finish.CANCELLED, usage=self._usage(one))
+            self._ended.append(ended)
+        return one is not None
 
     def abort_all(self) -> None:
         """Ends every request as cancelled."""
@@ -92,42 +97,40 @@ class NullEngine:
 
     def step(self) -> StepOutput:
         """Waits until it is time, then gives each request that has credits a token."""
-        from services.engine.outputs import StepOutput
-
-        outputs, self._ended = self._ended, []
-        ready = [request for request in self._open.values() if not request.paused]
+        news, self._ended = self._ended, []
+        ready = [one for one in self._open.values() if one.count < one.allowed]
         if ready:
             self._wait(len(ready) / self._tokens_per_s)
             now = time.monotonic_ns()
-            outputs += [self._generate(request, now) for request in ready]
-        return StepOutput(outputs)
+            news += [self._generate(one, now) for one in ready]
+        return self._outputs.StepOutput(news)
 
     def _wait(self, step_s: float) -> None:
         now = time.monotonic()
         self._next_step_s = max(self._next_step_s + step_s, now)
         time.sleep(self._next_step_s - now)
 
-    def _generate(self, request: Request, now: int) -> RequestOutput:
-        from services.engine.outputs import RequestOutput, RequestUsage
-        from services.engine.request import FinishReason
-
-        token = FIRST_ID + (request.request_id + request.output_count) * _STRIDE % (VOCABULARY_SIZE - FIRST_ID)
-        request.tokens.append(token)
-        first = request.output_count == 1
-        if first:
-            request.clock.first_scheduled_ns = request.clock.first_token_ns = now
-        request.clock.last_token_ns = now
-        finish = FinishReason.LENGTH if request.output_count >= (request.max_tokens or 0) else None
+    def _generate(self, one: _Open, now: int) -> RequestOutput:
+        request_id = one.request.request_id
+        token = FIRST_ID + (request_id + one.count) * _STRIDE % (VOCABULARY_SIZE - FIRST_ID)
+        one.count += 1
+        if one.count > 1 and one.count < (one.request.max_tokens or 0):
+            return self._outputs.RequestOutput(request_id, (token,))
+        if one.count == 1:
+            one.request.clock.first_scheduled_ns = one.request.clock.first_token_ns = now
+        one.request.clock.last_token_ns = now
+        finish = self._finish.LENGTH if one.count >= (one.request.max_tokens or 0) else None
         if finish is not None:
-            del self._open[request.request_id]
-        usage = RequestUsage.of(request) if first or finish else None
-        return RequestOutput(request.request_id, (token,), finish=finish, usage=usage)
+            del self._open[request_id]
+        return self._outputs.RequestOutput(request_id, (token,), finish=finish, usage=self._usage(one))
+
+    def _usage(self, one: _Open) -> RequestUsage:
+        return replace(self._outputs.RequestUsage.of(one.request), output_token_count=one.count)
 
     def stats(self) -> EngineStats:
         """Nothing of what a real engine counts."""
-        from services.engine.outputs import EngineStats
-
-        return EngineStats(**{f.name: 0 for f in fields(EngineStats)})
+        nothing: dict[str, Any] = {f.name: 0 for f in fields(self._outputs.EngineStats)}
+        return self._outputs.EngineStats(**nothing)
 
     def flush_prefix_cache(self) -> int:
         """There is none."""
