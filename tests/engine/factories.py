@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -234,6 +234,7 @@ class SymbolicEngine:
         self.scheduler = Scheduler(self.config, self.pool, self.cache, frozenset(), self.clock)
         self.model = SymbolicModel(block_count, self.config.block_size)
         self.ended: dict[int, Request] = {}
+        self.step_ms: Callable[[StepPlan], float] = lambda _plan: 1.0  # virtual time that a step takes
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request)
@@ -251,7 +252,7 @@ class SymbolicEngine:
             assert step.plan.token_count <= self.budget.max_num_batched_tokens
             assert step.plan.sequence_count <= self.budget.max_num_seqs
             sampled = self.model.run(step.plan)
-            self.clock.advance_ms(1)
+            self.clock.advance_ms(self.step_ms(step.plan))
             explained = [[TokenLogprobs(-1.0)] * count for _, count in step.explained]
             self.scheduler.commit(step, StepResult(sampled, explained))
         for request in self.scheduler.roster.take_ended():

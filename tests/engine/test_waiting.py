@@ -23,7 +23,7 @@ def _order(line: WaitingLine) -> list[int]:
 
 
 def test_overdue_requests_go_first_whatever_their_class() -> None:
-    """A batch request past 60 s and a standard one past 10 s precede interactive work, longest waiting first."""
+    """A batch request past 60 s and a standard one past 10 s: each goes before whoever is not overdue."""
     line = _line(
         (1, Priority.INTERACTIVE, 5, 1),
         (2, Priority.STANDARD, 5, 11),
@@ -31,7 +31,23 @@ def test_overdue_requests_go_first_whatever_their_class() -> None:
         (4, Priority.BATCH, 5, 59),
         (5, Priority.STANDARD, 5, 9),
     )
-    assert _order(line) == [3, 2, 1, 5, 4]
+    assert _order(line) == [2, 1, 3, 5, 4]
+    assert _order(line)[0] == 2
+    for request_id, rest in ((2, [1, 3, 5, 4]), (1, [3, 5, 4]), (3, [5, 4])):
+        line.start(next(r for r in line if r.request_id == request_id), 100 * SECOND_NS)
+        assert _order(line) == rest
+
+
+def test_a_flood_of_overdue_requests_leaves_every_second_place() -> None:
+    """Three standard requests are overdue; two interactive ones that just came wait for one of them each."""
+    standard = [(i, Priority.STANDARD, 5, 30.0 - i) for i in range(3)]
+    line = _line(*standard, (10, Priority.INTERACTIVE, 5, 0), (11, Priority.INTERACTIVE, 6, 0))
+    started = []
+    while len(line):
+        first = line.in_order(100 * SECOND_NS)[0]
+        line.start(first, 100 * SECOND_NS)
+        started.append(first.request_id)
+    assert started == [0, 10, 1, 11, 2]
 
 
 def test_cached_prompts_count_as_short() -> None:

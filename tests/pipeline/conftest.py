@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from headrace import Client
 from headrace.cli.pipeline import PipelineOptions, Plan, running
 from headrace.cli.supervisor import Supervisor
 from headrace.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2
+from tests.engine.factories import tiny_config, write_model
 from tests.pipeline.otlp import Receiver
 
+VOCABULARY = 49152
 PROCESSES = ("gateway", "stream", "engine", "tokenizer")
 
 
@@ -94,4 +97,27 @@ def pipeline(default_model_dir: Path, receiver: Receiver) -> Iterator[Pipeline]:
 def own_pipeline(default_model_dir: Path, receiver: Receiver) -> Iterator[Pipeline]:
     """A pipeline for a test that breaks it."""
     with start_pipeline(receiver) as running_pipeline:
+        yield running_pipeline
+
+
+def add_tokenizer(directory: Path, default_model_dir: Path) -> Path:
+    """Gives a model directory the default model's tokenizer and endings."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        if (default_model_dir / name).exists():
+            shutil.copy(default_model_dir / name, directory / name)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def random_model(default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """RANDOM: two layers of noise, fast; its output is full of half characters."""
+    directory = tmp_path_factory.mktemp("random") / "random"
+    write_model(directory, tiny_config(vocab_size=VOCABULARY, max_position_embeddings=2048))
+    return add_tokenizer(directory, default_model_dir)
+
+
+@pytest.fixture(scope="session")
+def tiny_pipeline(random_model: Path, receiver: Receiver) -> Iterator[Pipeline]:
+    """A pipeline whose engine costs next to nothing, for tests of everything else."""
+    with start_pipeline(receiver, MODEL=str(random_model)) as running_pipeline:
         yield running_pipeline

@@ -1,0 +1,5 @@
+"""The engine with delays."""
+
+from tests.pipeline.delayed import run
+
+run("engine")

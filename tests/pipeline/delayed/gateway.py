@@ -1,0 +1,5 @@
+"""The gateway with delays."""
+
+from tests.pipeline.delayed import run
+
+run("gateway")

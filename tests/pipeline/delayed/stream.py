@@ -1,0 +1,5 @@
+"""The stream with delays."""
+
+from tests.pipeline.delayed import run
+
+run("stream")

@@ -1,0 +1,5 @@
+"""The tokenizer with delays."""
+
+from tests.pipeline.delayed import run
+
+run("tokenizer")

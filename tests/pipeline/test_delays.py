@@ -1,0 +1,121 @@
+"""A delay in one stage shows in that stage and no other: in the receipt, in the trace, and in the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.pipeline import PipelineOptions, running
+from tests.pipeline import delayed, scraping
+from tests.pipeline.conftest import PROCESSES, Pipeline
+
+DELAY_MS = 50.0
+TIMES = 5
+RPC = "headrace.v1."
+# Where a trace shows each stage: a span that gets longer, by itself, without what lies below it.
+SPAN = {
+    "admit": "gateway.admit [gateway]",
+    "tokenize": "tokenizer.encode [tokenizer]",
+    "route": "gateway.route [gateway]",
+    "transit": f"{RPC}TokenizerService/Encode [gateway]",
+    "queue": "engine.queue [engine]",
+    "prefill": "engine.prefill [engine]",
+    "first_delivery": f"{RPC}StreamService/Deliver [stream]",
+    "decode": "engine.decode [engine]",
+    "tail": "stream.send [stream]",
+}
+
+
+@dataclass
+class Delayed(Pipeline):
+    """A pipeline whose stages can be slowed down, one at a time."""
+
+    file: Path
+
+    def slow_down(self, stage: str) -> None:
+        self.file.write_text(f"{stage} {DELAY_MS / 1000}" if stage else "")
+
+
+@pytest.fixture(scope="module")
+def slow_pipeline(default_model_dir, receiver, tmp_path_factory) -> Iterator[Delayed]:
+    file = tmp_path_factory.mktemp("delays") / "stage"
+    file.write_text("")
+    settings = {
+        "HEADRACE_ENGINE_DTYPE": "float32",
+        "HEADRACE_ENGINE_KV_BLOCKS": "1024",
+        "HEADRACE_ENGINE_PREFIX_CACHE": "false",
+        "HEADRACE_TRACE_ENDPOINT": receiver.endpoint,
+        **{f"HEADRACE_{name}": port for name, port in scraping.endpoints().items()},
+        "DELAYS_FILE": str(file),
+    }
+    options = PipelineOptions(
+        variables=settings,
+        ports=dict.fromkeys(PROCESSES, 0),
+        modules={name: f"tests.pipeline.delayed.{name}" for name in PROCESSES},
+    )
+    with running(options, timeout_s=60) as (plan, supervisor):
+        yield Delayed(plan, supervisor, receiver, file)
+
+
+def ask(pipeline: Delayed, stage: str):
+    """Receipts of a few equal requests with a stage slowed down, and how long each span took by itself."""
+    pipeline.slow_down(stage)
+    receipts, spans = [], []
+    with pipeline.client() as client:
+        for _ in range(TIMES):
+            answer = client.stream("Say hello to the world.", temperature=0, max_tokens=8, ignore_eos=True).read_all()
+            receipts.append({name: getattr(answer.timings, f"{name}_ns") / 1e6 for name in delayed.STAGES})
+            spans.append(pipeline.receiver.wait_for(answer.trace_id, lambda spans: len(spans) >= 14))
+    pipeline.slow_down("")
+    return receipts, [own_ms(trace) for trace in spans]
+
+
+def own_ms(trace) -> dict[str, float]:
+    """Milliseconds of each span less those of its children that other spans do not overlap."""
+    found = {}
+    for span in trace:
+        covered, last = 0, span.start_ns
+        for child in sorted((s for s in trace if s.parent_id == span.span_id), key=lambda s: s.start_ns):
+            start, end = max(child.start_ns, last), min(child.end_ns, span.end_ns)
+            covered += max(0, end - start)
+            last = max(last, end)
+        name = f"{span.name} [{span.service.removeprefix('headrace-')}]"
+        found[name] = (span.end_ns - span.start_ns - covered) / 1e6
+    return found
+
+
+def least(samples) -> dict[str, float]:
+    """The least of each: what the machine does beside only adds."""
+    return {name: min(sample[name] for sample in samples) for name in samples[0]}
+
+
+def grown(before: dict[str, float], after: dict[str, float]) -> set[str]:
+    return {name for name in before if after[name] - before[name] > 0.8 * DELAY_MS}
+
+
+@pytest.fixture(scope="module")
+def usual(slow_pipeline):
+    ask(slow_pipeline, "")
+    receipts, spans = ask(slow_pipeline, "")
+    return least(receipts), least(spans)
+
+
+@pytest.mark.parametrize("stage", delayed.STAGES)
+def test_a_delay_shows_in_its_stage_and_no_other(slow_pipeline, usual, stage):
+    """50 ms in one stage: that stage of the receipt, its span and its metric grow by as much, and nothing else does."""
+    gateway = slow_pipeline.plan.metrics["gateway"]
+    before = scraping.scrape(gateway)
+    receipts, spans = ask(slow_pipeline, stage)
+    after = scraping.scrape(gateway)
+    assert grown(usual[0], least(receipts)) == {stage}
+    assert grown(usual[1], least(spans)) == {SPAN[stage]}
+    name = "headrace_stage_duration_seconds_sum"
+    seconds = {
+        one: scraping.value(after, name, stage=one) - scraping.value(before, name, stage=one) for one in delayed.STAGES
+    }
+    for one, duration_s in seconds.items():  # the metric says what the receipts say
+        assert duration_s * 1e3 == pytest.approx(sum(receipt[one] for receipt in receipts), abs=0.1)
+    assert seconds[stage] * 1e3 > TIMES * 0.8 * DELAY_MS
