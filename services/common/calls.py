@@ -48,6 +48,7 @@ class Call:
         deadline_ns: monotonic time of the caller's deadline, None without one.
         metadata: the caller's text headers.
         trailing: headers to send with the status.
+        answered: set by the handler before its last message: that the caller then goes away is no failure.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Call:
         self.span.request_id = self.metadata.get(REQUEST_ID_KEY, "")[:64]
         self.task = asyncio.current_task()
         self.shut_down = False
+        self.answered = False
 
     async def write(self, message: Any) -> None:
         """Hands one message to the connection; waits while the peer's window is full.
@@ -98,6 +100,21 @@ class Call:
     def expired(self) -> bool:
         """Whether the caller's time is up."""
         return self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns
+
+    def reason_of(self, raised: BaseException) -> str:
+        """The reason, of the error catalogue, that an exception of the handler ends this call with; "": none."""
+        if isinstance(raised, BaseExceptionGroup) and len(raised.exceptions) == 1:
+            return self.reason_of(raised.exceptions[0])
+        gone = isinstance(raised, asyncio.CancelledError | errors.Cancelled)
+        if gone and self.answered:
+            return ""
+        if gone and self.shut_down:
+            return errors.Reason.SHUTTING_DOWN
+        if gone and self.expired:
+            return errors.Reason.DEADLINE_EXCEEDED
+        if isinstance(raised, errors.HeadraceError):
+            return raised.reason
+        return errors.Reason.CANCELLED if gone else errors.Reason.INTERNAL
 
     def timeout_s(self, margin_s: float = 0.0) -> float | None:
         """Seconds left for a call further down, less a margin; None without a deadline."""
@@ -173,7 +190,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             context.set_trailing_metadata(tuple(call.trailing))
         except BaseException as raised:  # noqa: BLE001 - the one place where everything becomes a status
             error = self._translate(call, raised)
-            reason, status_name = error.reason, _status_name(error.code)
+            if not (call.answered and isinstance(error, errors.Cancelled)):
+                reason, status_name = error.reason, _status_name(error.code)
             await self._abort(call, context, error, raised)
         else:
             return response

@@ -17,7 +17,7 @@ class Admission:
     """
 
     def __init__(self, max_open_requests: int) -> None:
-        self._max = max_open_requests
+        self._max = self.limit = max_open_requests
         self.open_count = 0
 
     @contextmanager

@@ -17,7 +17,8 @@ from opentelemetry.trace import Span
 from headrace import errors
 from headrace.v1 import engine_pb2, gateway_pb2, generation_pb2, stream_pb2, tokenizer_pb2
 from services.common import names, telemetry
-from services.gateway import validation
+from services.gateway import spans, validation
+from services.gateway.accounts import Subject
 from services.gateway.admission import Admission
 from services.gateway.peers import Delivery, Peers
 from services.gateway.receipt import Stopwatch, resumed_timings, stage_timings
@@ -59,6 +60,7 @@ class Ticket:
         deadline_ns: monotonic, None without one.
         request_id: the server's own id, unique.
         stream_id: names a resumable stream; nobody can guess it. "": not resumable.
+        subject: what it is, for metrics and the access log.
     """
 
     span: Span
@@ -66,6 +68,7 @@ class Ticket:
     deadline_ns: int | None = None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     stream_id: str = ""
+    subject: Subject = field(default_factory=Subject)
 
     def timeout_s(self) -> float | None:
         """Seconds that the next hop may take."""
@@ -129,7 +132,8 @@ class Pipeline:
             metadata=generation.metadata,
             prompt_logprobs=final.prompt_logprobs,
         )
-        _describe_answer(ticket, answer)
+        ticket.subject.answer = answer
+        spans.describe_answer(ticket.span, answer, ticket.request_id)
         return number, answer
 
     async def resume(
@@ -149,7 +153,8 @@ class Pipeline:
             trace_id=telemetry.trace_id(ticket.span),
             prompt_logprobs=final.prompt_logprobs,
         )
-        _describe_answer(ticket, answer)
+        ticket.subject.answer = answer
+        spans.describe_answer(ticket.span, answer, ticket.request_id)
         return number, answer
 
     @contextlib.contextmanager
@@ -159,7 +164,8 @@ class Pipeline:
         with contextlib.ExitStack() as stack:
             try:
                 facts = self._router.facts(generation.model)
-                _describe_request(ticket, generation, facts.model)
+                ticket.subject.operation, ticket.subject.model = spans.operation(generation), facts.model
+                spans.describe_request(ticket.span, generation, facts.model)
                 validation.check_generation(generation, facts.vocabulary_size, facts.context_length)
                 stack.enter_context(self._admission.admit())
             except errors.HeadraceError as error:
@@ -313,35 +319,3 @@ def _opening(
         include_token_ids=generation.include_token_ids,
         stream_id=ticket.stream_id,
     )
-
-
-def _describe_request(ticket: Ticket, generation: generation_pb2.Generation, model: str) -> None:
-    span = ticket.span
-    if not span.is_recording():
-        return
-    operation = "chat" if generation.WhichOneof("input") == "chat" else "text_completion"
-    span.set_attribute(names.GEN_AI_OPERATION_NAME, operation)
-    span.set_attribute(names.GEN_AI_PROVIDER_NAME, "headrace")
-    span.set_attribute(names.GEN_AI_REQUEST_MODEL, model)
-    span.set_attribute(names.REQUEST_ID, ticket.request_id)
-    asked = {
-        names.GEN_AI_REQUEST_MAX_TOKENS: (generation, "max_tokens"),
-        names.GEN_AI_REQUEST_TEMPERATURE: (generation.sampling, "temperature"),
-        names.GEN_AI_REQUEST_TOP_P: (generation.sampling, "top_p"),
-        names.GEN_AI_REQUEST_TOP_K: (generation.sampling, "top_k"),
-    }
-    for name, (message, field_name) in asked.items():
-        if message.HasField(field_name):
-            span.set_attribute(name, getattr(message, field_name))
-
-
-def _describe_answer(ticket: Ticket, answer: gateway_pb2.Final) -> None:
-    span = ticket.span
-    if not span.is_recording():
-        return
-    reasons = [generation_pb2.FinishReason.Name(e.finish_reason).removeprefix("FINISH_REASON_") for e in answer.endings]
-    span.set_attribute(names.GEN_AI_RESPONSE_FINISH_REASONS, [reason.lower() for reason in reasons])
-    span.set_attribute(names.GEN_AI_RESPONSE_MODEL, answer.model)
-    span.set_attribute(names.GEN_AI_RESPONSE_ID, ticket.request_id)
-    span.set_attribute(names.GEN_AI_USAGE_INPUT_TOKENS, answer.usage.prompt_token_count)
-    span.set_attribute(names.GEN_AI_USAGE_OUTPUT_TOKENS, answer.usage.completion_token_count)

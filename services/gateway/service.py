@@ -17,6 +17,7 @@ from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
 from services.common.serve import StartError
 from services.gateway import validation
+from services.gateway.accounts import Accounts
 from services.gateway.admission import Admission
 from services.gateway.peers import Peers
 from services.gateway.pipeline import Flow, Pipeline, Ticket
@@ -41,7 +42,9 @@ class GatewayProcess:
         self._peers = Peers(settings.peers, self._router, telemetry_, log)
         self._admission = Admission(settings.limits.max_open_requests)
         self._pipeline = Pipeline(self._peers, self._router, self._admission, settings.limits, telemetry_)
-        self._servicer = GatewayServicer(self._pipeline, self._peers, self._router, self._admission, settings)
+        accounts = Accounts(telemetry_.metrics, log)
+        accounts.begin(self._router, self._admission, settings.cost.price_hourly)
+        self._servicer = GatewayServicer(self._pipeline, self._peers, self._router, self._admission, settings, accounts)
         self._watch: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -58,6 +61,7 @@ class GatewayProcess:
     async def _probe(self) -> None:
         span = self._telemetry.start(names.SPAN_PROBE)
         ticket = Ticket(span, Stopwatch(time.monotonic_ns()))
+        span.request_id = ticket.request_id
         generation = generation_pb2.Generation(prompt="Hello", max_tokens=2)
         try:
             await self._pipeline.run(generation, ticket, Flow(_ignore))
@@ -87,10 +91,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """The public API."""
 
     def __init__(
-        self, pipeline: Pipeline, peers: Peers, router: Router, admission: Admission, settings: GatewaySettings
+        self,
+        pipeline: Pipeline,
+        peers: Peers,
+        router: Router,
+        admission: Admission,
+        settings: GatewaySettings,
+        accounts: Accounts,
     ) -> None:
         self._pipeline, self._peers, self._router, self._admission = pipeline, peers, router, admission
-        self._limits = settings.limits
+        self._limits, self._accounts = settings.limits, accounts
         self._inside = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -129,6 +139,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             flow = Flow(send, window=self._limits.credit_window)
             number, final = await self._pipeline.run(request.generation, ticket, flow)
             call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
+            call.answered = True
             await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=number, final=final))
 
     async def GenerateSession(  # noqa: N802
@@ -167,6 +178,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                     )
                     number, final = await self._pipeline.resume(asked, ticket, flow)
             call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
+            call.answered = True
             await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=number, final=final))
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, call: Call) -> gateway_pb2.TokenizeResponse:  # noqa: N802
@@ -227,15 +239,27 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """The request's ticket; its ids travel in the trailing metadata however it ends."""
         ticket = Ticket(call.span, Stopwatch(call.arrival_ns), call.deadline_ns)
         ticket.stream_id = secrets.token_urlsafe(24) if resumable else ""
+        ticket.subject.method = call.method.rpartition("/")[2]
+        call.span.request_id = ticket.request_id
         call.trailing += [(REQUEST_ID_KEY, ticket.request_id), (TRACE_ID_KEY, telemetry.trace_id(call.span))]
         self._inside += 1
         self.idle.clear()
+        reason = ""
         try:
             yield ticket
-        except errors.HeadraceError as error:
-            error.request_id = ticket.request_id
+        except BaseException as raised:
+            reason = call.reason_of(raised)
+            if isinstance(raised, errors.HeadraceError):
+                raised.request_id = ticket.request_id
             raise
         finally:
+            self._accounts.ended(
+                ticket.subject,
+                ticket.watch,
+                request_id=ticket.request_id,
+                trace_id=telemetry.trace_id(call.span),
+                reason=reason,
+            )
             self._inside -= 1
             if not self._inside:
                 self.idle.set()

@@ -35,11 +35,22 @@ class LimitSettings:
 
 
 @dataclass(frozen=True)
+class CostSettings:
+    """What is known of the cost of serving."""
+
+    SECTION = "GATEWAY"
+    price_hourly: float = setting(
+        0.0, "what the whole pipeline costs an hour, in any currency; 0: not known", minimum=0.0
+    )
+
+
+@dataclass(frozen=True)
 class GatewaySettings:
     """Everything that the gateway can be told."""
 
     server: ServerSettings = ServerSettings(port=50050)
     peers: PeerSettings = PeerSettings()
     limits: LimitSettings = LimitSettings()
+    cost: CostSettings = CostSettings()
     trace: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

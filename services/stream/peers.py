@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc.aio
@@ -60,8 +61,9 @@ class Generation:
 class Attachment:
     """One `Attach` call to one engine, from its first generation until the engine is lost or we stop."""
 
-    def __init__(self, address: str, log: Log) -> None:
+    def __init__(self, address: str, log: Log, on_lost: Callable[[], None] = lambda: None) -> None:
         self.address = address
+        self._on_lost = on_lost
         self.listeners: dict[int, Listener] = {}
         self._unended: dict[int, int] = {}  # answers that have not ended, by generation
         self.lost = False
@@ -122,6 +124,7 @@ class Attachment:
             self.lost = True
             call.cancel()
             if not self._closing:
+                self._on_lost()
                 self._log.warning("engine lost", address=self.address, open=len(self.listeners), reason=str(error))
             listeners, self.listeners, self._unended = self.listeners, {}, {}
             for listener in listeners.values():
@@ -154,13 +157,17 @@ class Engines:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._attachments: dict[str, Attachment] = {}
+        self.lost_count = 0
 
     def at(self, address: str) -> Attachment:
         """The attachment to an engine, made where there is none."""
         attachment = self._attachments.get(address)
         if attachment is None or attachment.lost:
-            attachment = self._attachments[address] = Attachment(address, self._log)
+            attachment = self._attachments[address] = Attachment(address, self._log, self._lost)
         return attachment
+
+    def _lost(self) -> None:
+        self.lost_count += 1
 
     async def reachable(self, address: str) -> bool:
         """Whether an engine serves there now."""
@@ -178,7 +185,9 @@ class Engines:
 
 
 def _cancel(generation_id: int, index: int | None = None) -> engine_pb2.AttachRequest:
-    return engine_pb2.AttachRequest(cancel=engine_pb2.CancelGeneration(generation_id=generation_id, index=index))
+    """A cancel of everything, or of one answer: that one is complete."""
+    cancel = engine_pb2.CancelGeneration(generation_id=generation_id, index=index, complete=index is not None)
+    return engine_pb2.AttachRequest(cancel=cancel)
 
 
 def _first(group: BaseExceptionGroup[grpc.aio.AioRpcError]) -> grpc.aio.AioRpcError:

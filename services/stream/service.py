@@ -11,7 +11,7 @@ import grpc.aio
 
 from headrace import errors
 from headrace.v1 import engine_pb2, stream_pb2, stream_pb2_grpc
-from services.common import names, telemetry
+from services.common import metric_names, names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
 from services.common.serve import StartError
@@ -91,6 +91,12 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         self._open_count = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        telemetry_.metrics.each_second(self._sample)
+
+    def _sample(self) -> None:
+        metrics = self._telemetry.metrics
+        metrics.set(metric_names.STREAM_OPEN, self._open_count)
+        metrics.total(metric_names.STREAM_ENGINES_LOST, self._engines.lost_count)
 
     async def Deliver(self, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call) -> None:  # noqa: N802
         """Relays one generation to the gateway."""
@@ -152,6 +158,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
             async with contextlib.aclosing(session.read(first, credit_count)) as entries:
                 async for entry in entries:
                     began = time.monotonic_ns()
+                    call.answered = entry.HasField("final")
                     await call.write(_as_asked(entry, session.opening))
                     session.delivery.send_blocked_ns += time.monotonic_ns() - began
         finally:
@@ -166,7 +173,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         timeout_s = call.timeout_s(DEADLINE_MARGIN_S)
         if timeout_s is not None:
             command.timeout_ns = int(timeout_s * 1e9)
-        call.span.set_attribute(names.REQUEST_ID, command.request_id)
+        call.span.request_id = command.request_id
 
     def _resumable_delivery(self, opening: stream_pb2.DeliverOpen) -> Delivery:
         delivery = self._delivery(opening, time.monotonic_ns(), include_ids=True)
@@ -194,6 +201,11 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
 
     def _record(self, delivery: Delivery, call: Call) -> None:
         statistics = delivery.statistics()
+        metrics = self._telemetry.metrics
+        metrics.add(metric_names.STREAM_MESSAGES, statistics.message_count)
+        metrics.add(metric_names.STREAM_TOKENS, statistics.token_count)
+        metrics.add(metric_names.STREAM_DETOKENIZE, statistics.detokenize_ns / 1e9)
+        metrics.add(metric_names.STREAM_BLOCKED, delivery.send_blocked_ns / 1e9)
         if not statistics.first_token_ns or not call.span.is_recording():
             return
         now = time.monotonic_ns()
@@ -203,6 +215,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
             statistics.first_token_ns,
             statistics.last_token_ns,
             {names.BUSY_MS: statistics.detokenize_ns / 1e6, names.TOKENS: statistics.token_count},
+            level=telemetry.DETAILS,
         )
         if statistics.first_sent_ns:
             attributes = {
@@ -234,7 +247,9 @@ async def _deliver(delivery: Delivery, call: Call) -> None:
             await delivery.wake.wait()
             if timer is not None:
                 timer.cancel()
-    await call.write(stream_pb2.DeliverResponse(final=delivery.final(), sequence_number=sequence_number))
+    final = stream_pb2.DeliverResponse(final=delivery.final(), sequence_number=sequence_number)
+    call.answered = True
+    await call.write(final)
 
 
 async def _obey(requests: AsyncIterator[stream_pb2.DeliverRequest], delivery: Delivery) -> None:
