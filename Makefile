@@ -3,7 +3,7 @@ SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: help setup run up test lint format protos breaking bench dashboards clean
+.PHONY: help setup run up test parity soak lint format protos breaking bench dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,6 +25,12 @@ up: setup ## serve on 127.0.0.1:50050 until Ctrl-C
 
 test: setup ## every test that CI runs
 	@.venv/bin/pytest
+
+parity: setup ## every family x grouping x block size x chunk against transformers (CI runs a third)
+	@PARITY=full .venv/bin/pytest tests/engine/model/test_parity.py
+
+soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
+	@$(PY) -m tests.soak
 
 lint: setup ## formatting, lint, types, contract
 	@.venv/bin/ruff format --check .

@@ -56,7 +56,7 @@ class EngineConfig:
     paused_kv_share: float = 0.5
     """Share of the pool that paused requests under one salt may keep."""
     standard_wait_s: float = 10.0
-    """Longest wait of interactive and standard requests before they go first."""
+    """Longest wait of standard requests before they go first."""
     batch_wait_s: float = 60.0
     """The same of batch requests."""
 
@@ -103,7 +103,5 @@ class EngineConfig:
             ),
             watermark=self.watermark,
             paused_kv_share=self.paused_kv_share,
-            waiting=WaitingPolicy(
-                {Priority.INTERACTIVE: standard_ns, Priority.STANDARD: standard_ns, Priority.BATCH: batch_ns}
-            ),
+            waiting=WaitingPolicy({Priority.STANDARD: standard_ns, Priority.BATCH: batch_ns}),
         )

@@ -101,7 +101,7 @@ class Roster:
 
     def start(self, request: Request, now: int) -> None:
         """Waiting → running; its block table and computed count are set."""
-        self.waiting.remove(request)
+        self.waiting.start(request, now)
         self._running[request.request_id] = request
         request.status = RequestStatus.RUNNING
         clock = request.clock

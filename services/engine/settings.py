@@ -42,7 +42,7 @@ class EngineSettings:
         maximum=1_000_000,
     )
     standard_wait_s: float = setting(
-        10.0, "longest wait of an interactive or standard request before it goes first", minimum=0, maximum=86_400
+        10.0, "longest wait of a standard request before it goes first", minimum=0, maximum=86_400
     )
     batch_wait_s: float = setting(60.0, "the same of a batch request", minimum=0, maximum=86_400)
     watermark: float = setting(

@@ -3,7 +3,8 @@
 Knows classes, time and token counts; nothing of blocks. Order (policies: bounded waiting, short uncached
 work first, ageing):
 
-1. requests that waited longer than their class's bound, longest waiting first;
+1. overdue requests, which waited longer than their class's bound, longest overdue first. While others wait too,
+   every second place is theirs, so that a flood of a lower class does not starve a higher one;
 2. then by class; inside a class preempted requests, then the highest response ratio,
    (time waited + time needed) / time needed, which favours short work and lets everything age.
 """
@@ -11,6 +12,7 @@ work first, ageing):
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from services.engine.request import Priority, Request
@@ -27,12 +29,12 @@ class WaitingPolicy:
 
     bound_ns: Mapping[Priority, int] = field(
         default_factory=lambda: {
-            Priority.INTERACTIVE: 10 * _SECOND_NS,
             Priority.STANDARD: 10 * _SECOND_NS,
             Priority.BATCH: 60 * _SECOND_NS,
         }
     )
-    """After this long a request goes first, and others are preempted before it."""
+    """After this long a request goes first, and others are preempted before it. A class that is not here goes before
+    the others anyway."""
     token_service_ns: int = 1_000_000
     """Rough time to compute one uncached token; only ratios matter."""
 
@@ -43,6 +45,7 @@ class WaitingLine:
     def __init__(self, policy: WaitingPolicy) -> None:
         self._policy = policy
         self._requests: dict[int, Request] = {}
+        self._overdue_had_last_place = False
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -58,23 +61,36 @@ class WaitingLine:
         """Take a request out."""
         del self._requests[request.request_id]
 
+    def start(self, request: Request, now_ns: int) -> None:
+        """Take a request out, whose turn it is."""
+        self._overdue_had_last_place = self.overdue(request, now_ns)
+        self.remove(request)
+
     def in_order(self, now_ns: int) -> list[Request]:
         """Requests that may run, the next one first; those without credits are left out."""
-        return sorted((r for r in self._requests.values() if not r.paused), key=lambda r: self._place(r, now_ns))
+        overdue: list[Request] = []
+        others: list[Request] = []
+        for request in self._requests.values():
+            if not request.paused:
+                (overdue if self.overdue(request, now_ns) else others).append(request)
+        others.sort(key=lambda r: self._place(r, now_ns))
+        if not overdue:
+            return others
+        overdue.sort(key=lambda r: (_waiting_since(r) + self._policy.bound_ns[r.priority], r.request_id))
+        turns = (others, overdue) if self._overdue_had_last_place else (overdue, others)
+        return [request for pair in zip_longest(*turns) for request in pair if request is not None]
 
     def overdue(self, request: Request, now_ns: int) -> bool:
         """True when the request has waited longer than its class's bound."""
-        return now_ns - _waiting_since(request) >= self._policy.bound_ns[request.priority]
+        bound_ns = self._policy.bound_ns.get(request.priority)
+        return bound_ns is not None and now_ns - _waiting_since(request) >= bound_ns
 
-    def _place(self, request: Request, now_ns: int) -> tuple[int, float, float, int, int]:
-        since = _waiting_since(request)
-        if self.overdue(request, now_ns):
-            return (0, float(since), 0.0, 0, request.request_id)
+    def _place(self, request: Request, now_ns: int) -> tuple[float, float, int, int]:
         uncached = max(1, request.token_count - request.predicted_cached_count)
         service_ns = uncached * self._policy.token_service_ns
-        ratio = (now_ns - since + service_ns) / service_ns
+        ratio = (now_ns - _waiting_since(request) + service_ns) / service_ns
         rank = 2.0 * request.priority + (request.preempted_since_ns == 0)
-        return (1, rank, -ratio, uncached, request.request_id)
+        return (rank, -ratio, uncached, request.request_id)
 
 
 def _waiting_since(request: Request) -> int:
