@@ -26,6 +26,7 @@ FIRST_TOKEN_STAGES = {
 }
 LATER_STAGES = {
     "decode": "first to last token",
+    "decode_delivery": "the last token's way, beyond the first one's",
     "tail": "last token to the final message",
     "residual": "what no stage explains",
 }
@@ -71,7 +72,7 @@ def table(
     first = timings.time_to_first_token_ns
     drawn.add_row(*_row("= first token", first, total), "time to first token", style="bold", end_section=True)
     for stage in _stages(timings, LATER_STAGES):
-        drawn.add_row(*_row(stage.name, stage.duration_ns, total), _detail(stage, timings))
+        drawn.add_row(*_row(stage.name.replace("_", " "), stage.duration_ns, total), _detail(stage, timings))
     drawn.add_row(*_row("= total", timings.total_ns, total), _rate(timings, usage), style="bold")
     if wall_ns is not None:
         drawn.add_row(*_row("client", wall_ns - timings.total_ns, total), "the client itself and its connection")

@@ -123,15 +123,17 @@ class FirstTokenTimings(_message.Message):
     def __init__(self, total_ns: _Optional[int] = ..., engine_hop_ns: _Optional[int] = ..., engine_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., prefill_ns: _Optional[int] = ...) -> None: ...
 
 class RelayTimings(_message.Message):
-    __slots__ = ("total_ns", "detokenize_ns", "send_blocked_ns", "tail_ns", "message_count")
+    __slots__ = ("total_ns", "detokenize_ns", "send_blocked_ns", "tail_ns", "message_count", "decode_ns")
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     DETOKENIZE_NS_FIELD_NUMBER: _ClassVar[int]
     SEND_BLOCKED_NS_FIELD_NUMBER: _ClassVar[int]
     TAIL_NS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DECODE_NS_FIELD_NUMBER: _ClassVar[int]
     total_ns: int
     detokenize_ns: int
     send_blocked_ns: int
     tail_ns: int
     message_count: int
-    def __init__(self, total_ns: _Optional[int] = ..., detokenize_ns: _Optional[int] = ..., send_blocked_ns: _Optional[int] = ..., tail_ns: _Optional[int] = ..., message_count: _Optional[int] = ...) -> None: ...
+    decode_ns: int
+    def __init__(self, total_ns: _Optional[int] = ..., detokenize_ns: _Optional[int] = ..., send_blocked_ns: _Optional[int] = ..., tail_ns: _Optional[int] = ..., message_count: _Optional[int] = ..., decode_ns: _Optional[int] = ...) -> None: ...

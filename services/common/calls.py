@@ -28,6 +28,7 @@ __all__ = ["REQUEST_ID_KEY", "SHUTDOWN_MESSAGE", "TRACE_ID_KEY", "Call", "CallIn
 # Not ours, never refused, never traced.
 LIBRARY_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 TRACE_ID_KEY = "headrace-trace-id"
+GIVEN_UP_NS = 20_000_000  # a caller that leaves so shortly before its deadline has counted from an earlier moment
 SHUTDOWN_MESSAGE = "the server is shutting down; retry elsewhere"
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -97,9 +98,9 @@ class Call:
         await self._context.send_initial_metadata(headers)
 
     @property
-    def expired(self) -> bool:
-        """Whether the caller's time is up."""
-        return self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns
+    def given_up(self) -> bool:
+        """Whether a caller that leaves now does so because its time is up: it began to count before we did."""
+        return self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns - GIVEN_UP_NS
 
     def reason_of(self, raised: BaseException) -> str:
         """The reason, of the error catalogue, that an exception of the handler ends this call with; "": none."""
@@ -110,7 +111,7 @@ class Call:
             return ""
         if gone and self.shut_down:
             return errors.Reason.SHUTTING_DOWN
-        if gone and self.expired:
+        if gone and self.given_up:
             return errors.Reason.DEADLINE_EXCEEDED
         if isinstance(raised, errors.HeadraceError):
             return raised.reason
@@ -221,7 +222,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if isinstance(raised, asyncio.CancelledError):
             if call.shut_down:
                 return errors.Unavailable(SHUTDOWN_MESSAGE, reason=errors.Reason.SHUTTING_DOWN)
-            if call.expired:
+            if call.given_up:
                 return errors.DeadlineExceeded("the deadline has passed")
             if call.task is not None and call.task.cancelling():
                 return errors.Cancelled("the caller went away")
@@ -253,7 +254,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _timed_out(call: Call, error: errors.HeadraceError) -> bool:
-    return call.expired and isinstance(error, errors.Cancelled)
+    return call.given_up and isinstance(error, errors.Cancelled)
 
 
 def _status_name(code: int) -> str:

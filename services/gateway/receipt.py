@@ -86,6 +86,11 @@ def stage_timings(
         + (first.total_ns - first.engine_hop_ns)  # into text and out of the stream process
         + (0 if whole else watch.first_sent - watch.first_received)  # out of the gateway
     )
+    timings.decode_delivery_ns = final.relay_timings.decode_ns - engine.decode_ns  # engine - stream
+    if not whole:  # stream - gateway, and what the first token's handing on took while others were decoded
+        relayed_ns = final.relay_timings.total_ns - first.total_ns
+        handed_ns = first.total_ns - first.engine_hop_ns + watch.first_sent - watch.first_received
+        timings.decode_delivery_ns += watch.final_received - watch.first_received - relayed_ns - handed_ns
     timings.tail_ns = final.relay_timings.tail_ns + (watch.finished - watch.final_received)
     until_first_ns = (
         timings.admit_ns
@@ -97,7 +102,8 @@ def stage_timings(
         + timings.first_delivery_ns
     )
     timings.time_to_first_token_ns = until_first_ns if whole else watch.first_sent - watch.arrived
-    timings.residual_ns = timings.total_ns - until_first_ns - timings.decode_ns - timings.tail_ns
+    later_ns = timings.decode_ns + timings.decode_delivery_ns + timings.tail_ns
+    timings.residual_ns = timings.total_ns - until_first_ns - later_ns
     return timings
 
 

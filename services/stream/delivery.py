@@ -144,6 +144,7 @@ class Delivery:
         final.relay_timings.detokenize_ns = statistics.detokenize_ns
         final.relay_timings.send_blocked_ns = self.send_blocked_ns
         final.relay_timings.tail_ns = now - statistics.last_token_ns
+        final.relay_timings.decode_ns = statistics.last_token_ns - statistics.first_token_ns
         final.relay_timings.message_count = statistics.message_count
         return final
 

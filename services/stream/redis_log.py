@@ -7,17 +7,12 @@ append. Each decision is one Lua script, so no crash leaves a key without its ex
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import Any
 
-import redis.asyncio as redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
-
+from services.common.shared import SharedStateLost, connect, reached
 from services.stream.replay import MAX_STREAM_BYTES, LogFull, LogUnavailable, Record, Superseded
 
 CALL_TIMEOUT_S = 0.25
-CONNECTIONS = 32
 
 # KEYS: hash, list. ARGV: ttl in seconds, then what each needs. Answers are small integers or the data itself.
 _CREATE = """
@@ -57,15 +52,7 @@ class RedisLog:
 
     def __init__(self, url: str, ttl_s: float) -> None:
         self._ttl_s = max(1, round(ttl_s))
-        pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=CONNECTIONS,
-            timeout=CALL_TIMEOUT_S,
-            socket_timeout=CALL_TIMEOUT_S,
-            socket_connect_timeout=CALL_TIMEOUT_S,
-            retry=Retry(ExponentialBackoff(cap=0.05, base=0.01), 1),
-        )
-        self._redis = redis.Redis(connection_pool=pool)
+        self._redis = connect(url, CALL_TIMEOUT_S)
         self._create = self._redis.register_script(_CREATE)
         self._append = self._redis.register_script(_APPEND)
         self._take_over = self._redis.register_script(_TAKE_OVER)
@@ -102,6 +89,6 @@ def _keys(stream_id: str) -> list[str]:
 
 async def _reached(answer: Awaitable[Any] | Any) -> Any:
     try:
-        return await cast("Awaitable[Any]", answer)
-    except (RedisError, OSError, TimeoutError) as error:
-        raise LogUnavailable(type(error).__name__) from error
+        return await reached(answer)
+    except SharedStateLost as error:
+        raise LogUnavailable(str(error)) from error

@@ -88,9 +88,12 @@ class Relay:
         Returns:
             True when this completed a stop string: the engine should be told to stop.
         """
-        if self.matched_stop is not None or not token_ids:
+        if not token_ids:
             return False
         began = self.clock()
+        if self.matched_stop is not None:
+            self.statistics.last_token_ns = began  # the engine counts it as decoding, so the tail begins after it
+            return False
         statistics = self.statistics
         statistics.first_token_ns = statistics.first_token_ns or began
         statistics.last_token_ns = began

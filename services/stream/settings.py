@@ -8,6 +8,7 @@ from services.common.logs import LogSettings
 from services.common.models import ModelSettings
 from services.common.serve import ServerSettings
 from services.common.settings import setting
+from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
 
 
@@ -28,14 +29,6 @@ class ResumeSettings:
     detached_s: float = setting(30.0, "seconds that a generation goes on without a reader", minimum=0, maximum=86_400)
     replay_s: float = setting(300.0, "seconds that messages are kept after the last one", minimum=1, maximum=86_400)
     engine_retry_s: float = setting(30.0, "seconds to look for an engine when one is lost", minimum=0, maximum=3600)
-
-
-@dataclass(frozen=True)
-class RedisSettings:
-    """Where state lives that several processes share."""
-
-    SECTION = "REDIS"
-    url: str = setting("", "redis://[user:password@]host[:port][/database]; empty: in this process", secret=True)
 
 
 @dataclass(frozen=True)

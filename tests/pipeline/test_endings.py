@@ -49,7 +49,7 @@ async def one(client: AsyncClient, number: int, kind: str, rng: random.Random):
     if kind == "stop":
         options["stop"] = [rng.choice(["e", " the", "\n", "a"])]
     elif kind == "deadline":
-        options |= {"timeout": rng.uniform(0.02, 0.6), "max_tokens": 400, "ignore_eos": True}
+        options |= {"timeout": rng.uniform(0.2, 4), "max_tokens": 400, "ignore_eos": True}
     elif kind == "bad field":
         options["temperature"] = -1
     elif kind == "unknown model":
@@ -61,7 +61,7 @@ async def one(client: AsyncClient, number: int, kind: str, rng: random.Random):
     stream = client.stream(prompt, **options)
     task = asyncio.ensure_future(read(stream, break_after=2 if kind == "break" else None))
     if kind == "cancel at once":
-        await asyncio.wait({task}, timeout=rng.uniform(0, 0.3))
+        await asyncio.wait({task}, timeout=rng.uniform(0.1, 3))
         task.cancel()
     elif kind == "cancel after first":
         await asyncio.wait({task, asyncio.ensure_future(stream_started(stream))}, return_when=asyncio.FIRST_COMPLETED)
@@ -93,12 +93,10 @@ async def read(stream, break_after: int | None) -> None:
             return
 
 
-def counts_of(pipeline, process: str) -> tuple[float, float]:
+def counts_of(pipeline, process: str) -> list[float]:
+    """Spans of a process so far: started, ended, exported."""
     samples = scraping.scrape(pipeline.plan.metrics[process])
-    return (
-        scraping.value(samples, "headrace_spans_started_total"),
-        scraping.value(samples, "headrace_spans_ended_total"),
-    )
+    return [scraping.value(samples, f"headrace_spans_{what}_total") for what in ("started", "ended", "exported")]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +112,7 @@ async def test_two_hundred_random_endings(counted, receiver):
     kinds = [rng.choice(KINDS) for _ in range(REQUESTS)]
     before = counted.baseline()
     async with AsyncClient(counted.target) as client:
+        await client.list_models()  # the connection is there: nobody's time goes into making it
         ends = await asyncio.gather(*(one(client, n, kind, rng) for n, kind in enumerate(kinds)))
     await asyncio.to_thread(until, lambda: counted.baseline() == before, 30, "idle")
 
@@ -134,9 +133,15 @@ async def test_two_hundred_random_endings(counted, receiver):
             until, lambda process=process: len(set(counts_of(counted, process))) == 1, 10, f"{process}: spans end"
         )
         assert counts_of(counted, process)[0] > 100
+    traced = 0
     for number, (kind, (how, _)) in enumerate(zip(kinds, ends, strict=True)):
-        spans = await asyncio.to_thread(receiver.wait_for, trace_id(number), root_is_there)
+        spans = receiver.trace(trace_id(number))
+        if not spans:  # ended before it had left the client
+            assert how in ("cancelled", "DEADLINE_EXCEEDED")
+            continue
+        traced += 1
         check_trace(spans, kind, how)
+    assert traced > 0.9 * REQUESTS
 
 
 def root_is_there(spans) -> bool:
@@ -158,6 +163,8 @@ def check_trace(spans, kind: str, how: str) -> None:
         assert [(s.service, s.name, s.attributes.get("error.type")) for s in spans if s.status == 2] == [], kind
     elif how == "cancelled":  # unless the answer was complete before the cancel came
         assert root.status != 2 or root.attributes["error.type"] == "CANCELLED", (kind, root)
+    elif how == "DEADLINE_EXCEEDED":  # of a caller that counts from an earlier moment the server only sees that it left
+        assert root.attributes["error.type"] in (how, "CANCELLED"), (kind, root)
     else:
         assert (root.status, root.attributes["error.type"]) == (2, how), (kind, root)
     assert len(failed) == len(set(failed)) <= 1, (kind, how, failed)
