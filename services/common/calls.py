@@ -98,6 +98,13 @@ class Call:
         await self._context.send_initial_metadata(headers)
 
     @property
+    def certificate_names(self) -> list[str]:
+        """Names in the client certificate that the connection has proved; none without one."""
+        proved = self._context.auth_context()
+        keys = ("x509_common_name", "x509_subject_alternative_name")
+        return [name.decode(errors="replace") for key in keys for name in proved.get(key, ())]
+
+    @property
     def given_up(self) -> bool:
         """Whether a caller that leaves now does so because its time is up: it began to count before we did."""
         return self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns - GIVEN_UP_NS

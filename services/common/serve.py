@@ -30,6 +30,7 @@ from services.common import logs, metric_names, settings
 from services.common.calls import SHUTDOWN_MESSAGE, CallInterceptor
 from services.common.settings import setting
 from services.common.telemetry import Telemetry, TelemetrySettings
+from services.common.tls import TlsSettings
 
 FAILED = 1
 S = TypeVar("S", bound="ProcessSettings")
@@ -157,7 +158,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
             await health_servicer.set(watched, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
-        _listen(server, loaded.server)
+        _listen(server, loaded.server, getattr(loaded, "tls", TlsSettings()))
         _offer_metrics(telemetry, loaded.server, log)
         await server.start()
         await _until_stopped(life, service, health_servicer, log, loaded.server, names)
@@ -179,9 +180,16 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
     return 0
 
 
-def _listen(server: grpc.aio.Server, where: ServerSettings) -> None:
+def _listen(server: grpc.aio.Server, where: ServerSettings, tls: TlsSettings) -> None:
     try:
-        server.add_insecure_port(where.address)
+        credentials = tls.credentials()
+    except (OSError, ValueError) as error:
+        raise StartError(f"TLS certificate or key: {error}") from error
+    try:
+        if credentials is None:
+            server.add_insecure_port(where.address)
+        else:
+            server.add_secure_port(where.address, credentials)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {where.address}: the port is in use or the address is not ours") from error
 

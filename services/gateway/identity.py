@@ -1,7 +1,7 @@
 """Who calls: API keys and client certificates become an identity. Knows no gRPC and no clock.
 
-A key is kept as its SHA-256 alone; keys are random and long, so nothing slower is needed. A caller without a key, with a
-wrong one, with a revoked one and with a key of an unknown tenant takes the same road and gets the same answer.
+A key is kept as its SHA-256 alone; keys are random and long, so nothing slower is needed. Callers without a key, with a
+wrong one and with a revoked one take the same road and get the same answer.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
 
 from headrace.errors import PermissionDenied, Unauthenticated, Unavailable
 from headrace.v1.generation_pb2 import PRIORITY_INTERACTIVE, PRIORITY_STANDARD, Priority
 
 AUTHORIZATION = "authorization"
 SCHEME = "bearer "
+CERTIFICATE = "certificate:"
 REFUSAL = "no identity: the API key or client certificate is missing or not known here"
 ANONYMOUS_TENANT = "-"
 _PRIORITIES = {name.removeprefix("PRIORITY_").lower(): number for name, number in Priority.items() if number}
@@ -32,7 +33,7 @@ class Limits:
     tokens_per_day: int = 0  # by UTC
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
+        return any(self.values())
 
     def scaled(self, share: float) -> Limits:
         """The same limits for a gateway that decides alone: `share` of each, at least 1."""
@@ -40,7 +41,7 @@ class Limits:
 
     def values(self) -> tuple[int, ...]:
         """In the order of the fields."""
-        return tuple(getattr(self, field.name) for field in fields(self))
+        return tuple(getattr(self, f.name) for f in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Identity:
         ceiling: the most urgent priority that it may ask for.
         limits: what it may use.
         weight: its tenant's share of a crowded gateway, beside others'.
+        digest: SHA-256 of the key.
     """
 
     tenant: str = ANONYMOUS_TENANT
@@ -62,6 +64,7 @@ class Identity:
     ceiling: int = PRIORITY_INTERACTIVE
     limits: Limits = Limits()
     weight: float = 1.0
+    digest: str = field(default="", repr=False)
 
     def check_model(self, model: str) -> None:
         """Raises PermissionDenied for a model, by name, that the caller may not ask."""
@@ -71,21 +74,23 @@ class Identity:
                 f"generation.model is {model!r}; this key may ask: {allowed}", field="generation.model"
             )
 
-    def priority(self, asked: int) -> int:
+    def priority(self, asked: int) -> Priority:
         """The priority that a request gets; 0 asks for the usual one. Raises PermissionDenied above the ceiling."""
         if not asked:
-            return max(PRIORITY_STANDARD, self.ceiling)
+            return cast("Priority", max(PRIORITY_STANDARD, self.ceiling))
         if asked < self.ceiling:
             name = Priority.Name(asked) if asked in Priority.values() else str(asked)
             raise PermissionDenied(
                 f"generation.priority is {name}; this key may ask for {Priority.Name(self.ceiling)} and below",
                 field="generation.priority",
             )
-        return asked
+        return cast("Priority", asked)
 
 
 ANONYMOUS = Identity()
-Table = Mapping[str, Identity]  # by SHA-256, in hex, of a key, or of "certificate:" and a certificate's name
+_NOBODY = "0" * 64
+KEY_ID_DIGITS = 12
+Table = Mapping[str, Identity]  # by key id: the first digits of the SHA-256 of a key, or of "certificate:" and a name
 
 
 class BadKeys(ValueError):
@@ -118,22 +123,23 @@ class Access:
             raise Unauthenticated(REFUSAL)
         if self.table is None:
             raise Unavailable("the keys cannot be read now", retry_after_s=1.0)
-        names = [f"certificate:{name}" for name in certificate_names]
+        names = [f"{CERTIFICATE}{name}" for name in certificate_names]
         if given is None and not names and self._anonymous:
             return ANONYMOUS
         key = given[len(SCHEME) :].strip() if given and given.lower().startswith(SCHEME) else ""
-        found = [self._find(text) for text in ((key,) if key or not names else names)]
-        identity = next((one for one in found if one is not None), None)
-        if identity is None:
-            raise Unauthenticated(REFUSAL)
-        return identity
+        if key.startswith(CERTIFICATE):  # a name is no secret
+            key = ""
+        for text in (key,) if given is not None or not names else names:
+            identity = self._find(text)
+            if identity is not None:
+                return identity
+        raise Unauthenticated(REFUSAL)
 
     def _find(self, text: str) -> Identity | None:
-        """The identity behind a text. What is looked up is its hash, so timing tells nothing of what is stored."""
+        """The identity behind a text. Found by a part of its hash, compared in constant time, known or not."""
         digest = digest_of(text)
-        entry = (self.table or {}).get(digest)
-        matches = hmac.compare_digest(digest, digest if entry is not None else digest_of(""))
-        return entry if matches and text else None
+        entry = (self.table or {}).get(digest[:KEY_ID_DIGITS], ANONYMOUS)
+        return entry if hmac.compare_digest(digest, entry.digest or _NOBODY) else None
 
 
 def digest_of(text: str) -> str:
@@ -141,20 +147,20 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def read_entry(entry: Mapping[str, Any], where: str) -> tuple[str, Identity]:
-    """One entry of a table of keys: under what it is found, and who it is. Raises BadKeys."""
+def read_entry(entry: Mapping[str, Any], where: str) -> Identity:
+    """One entry of a table of keys. Raises BadKeys."""
     known = {"sha256", "certificate", "tenant", "models", "priority", "weight", *(f.name for f in fields(Limits))}
     unknown = sorted(set(entry) - known)
     if unknown:
         raise BadKeys(f"{where}: {unknown[0]} is no field of a key; expected one of {', '.join(sorted(known))}")
     digest = str(entry.get("sha256", "")).lower()
     if "certificate" in entry:
-        digest = digest_of(f"certificate:{entry['certificate']}")
+        digest = digest_of(f"{CERTIFICATE}{entry['certificate']}")
     if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
         raise BadKeys(f"{where}: sha256 has {len(digest)} characters; expected 64 hexadecimal digits, or certificate")
     tenant = entry.get("tenant")
-    if not isinstance(tenant, str) or not tenant or tenant == ANONYMOUS_TENANT or len(tenant) > 64:
-        raise BadKeys(f"{where}: tenant is {tenant!r}; expected 1 to 64 characters, not {ANONYMOUS_TENANT!r}")
+    if not isinstance(tenant, str) or tenant in ("", ANONYMOUS_TENANT, "*") or len(tenant) > 64:
+        raise BadKeys(f"{where}: tenant is {tenant!r}; expected 1 to 64 characters, neither - nor *")
     priority = entry.get("priority", "interactive")
     if priority not in _PRIORITIES:
         raise BadKeys(f"{where}: priority is {priority!r}; expected one of {', '.join(_PRIORITIES)}")
@@ -164,9 +170,9 @@ def read_entry(entry: Mapping[str, Any], where: str) -> tuple[str, Identity]:
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.01 <= weight <= 100:
         raise BadKeys(f"{where}: weight is {weight!r}; expected a number from 0.01 to 100")
-    counts = {field.name: entry.get(field.name, 0) for field in fields(Limits)}
+    counts = {f.name: entry.get(f.name, 0) for f in fields(Limits)}
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
             raise BadKeys(f"{where}: {name} is {value!r}; expected a whole number, 0 for no limit")
-    identity = Identity(tenant, digest[:12], frozenset(models), _PRIORITIES[priority], Limits(**counts), float(weight))
-    return digest, identity
+    key_id, ceiling = digest[:KEY_ID_DIGITS], _PRIORITIES[priority]
+    return Identity(tenant, key_id, frozenset(models), ceiling, Limits(**counts), float(weight), digest)

@@ -101,10 +101,10 @@ def _table(entries: list[tuple[Any, str]]) -> Table:
     for entry, where in entries:
         if not isinstance(entry, dict):
             raise BadKeys(f"{where}: is not a table of fields")
-        digest, identity = read_entry(entry, where)
-        if digest in table:
+        identity = read_entry(entry, where)
+        if identity.key_id in table:
             raise BadKeys(f"{where}: the same key is given twice")
-        table[digest] = identity
+        table[identity.key_id] = identity
     return table
 
 

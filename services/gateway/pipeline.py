@@ -20,6 +20,8 @@ from services.common import names, telemetry
 from services.gateway import spans, validation
 from services.gateway.accounts import Subject
 from services.gateway.admission import Admission
+from services.gateway.front import Salts
+from services.gateway.identity import ANONYMOUS, Identity
 from services.gateway.peers import Delivery, Peers
 from services.gateway.receipt import Stopwatch, resumed_timings, stage_timings
 from services.gateway.router import Engine, Router
@@ -61,6 +63,7 @@ class Ticket:
         request_id: the server's own id, unique.
         stream_id: names a resumable stream; nobody can guess it. "": not resumable.
         subject: what it is, for metrics and the access log.
+        identity: whose it is.
     """
 
     span: Span
@@ -69,6 +72,7 @@ class Ticket:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     stream_id: str = ""
     subject: Subject = field(default_factory=Subject)
+    identity: Identity = ANONYMOUS
 
     def timeout_s(self) -> float | None:
         """Seconds that the next hop may take."""
@@ -84,10 +88,16 @@ class Pipeline:
     """Runs requests through tokenizer, stream process and engine."""
 
     def __init__(
-        self, peers: Peers, router: Router, admission: Admission, limits: LimitSettings, telemetry_: telemetry.Telemetry
+        self,
+        peers: Peers,
+        router: Router,
+        admission: Admission,
+        limits: LimitSettings,
+        telemetry_: telemetry.Telemetry,
+        salts: Salts,
     ) -> None:
         self._peers, self._router, self._admission = peers, router, admission
-        self._limits, self._telemetry = limits, telemetry_
+        self._limits, self._telemetry, self._salts = limits, telemetry_, salts
 
     async def run(
         self, generation: generation_pb2.Generation, ticket: Ticket, flow: Flow
@@ -112,6 +122,7 @@ class Pipeline:
             _check_room(generation, len(prompt), facts)
             with self._route(facts.model, ticket) as engine:
                 opening = _opening(generation, ticket, prompt, facts)
+                opening.generation.cache_salt = self._salts.of(ticket.identity.tenant)
                 opening.engine_address, opening.whole = engine.address, flow.whole
                 opening.fallback_engine_addresses.extend(self._router.others(engine.address, facts.model))
                 opening.generation.bad_token_sequences.extend(bad_sequences)
@@ -163,10 +174,14 @@ class Pipeline:
         result, open_requests = "admitted", self._admission.open_count
         with contextlib.ExitStack() as stack:
             try:
+                if generation.model:
+                    ticket.identity.check_model(generation.model)
                 facts = self._router.facts(generation.model)
+                ticket.identity.check_model(facts.model)
                 ticket.subject.operation, ticket.subject.model = spans.operation(generation), facts.model
                 spans.describe_request(ticket.span, generation, facts.model)
                 validation.check_generation(generation, facts.vocabulary_size, facts.context_length)
+                ticket.identity.priority(generation.priority)
                 stack.enter_context(self._admission.admit())
             except errors.HeadraceError as error:
                 result = error.reason
@@ -311,11 +326,12 @@ def _opening(
         n=generation.n or 1,
         logprobs=generation.logprobs if generation.HasField("logprobs") else None,
         prompt_logprobs=generation.prompt_logprobs if generation.HasField("prompt_logprobs") else None,
-        priority=generation.priority or generation_pb2.PRIORITY_STANDARD,
+        priority=ticket.identity.priority(generation.priority),
     )
     return stream_pb2.DeliverOpen(
         generation=opened,
         stop=generation.stop,
         include_token_ids=generation.include_token_ids,
         stream_id=ticket.stream_id,
+        tenant=ticket.identity.tenant,
     )

@@ -11,14 +11,17 @@ from collections.abc import AsyncIterator, Coroutine
 import grpc.aio
 
 from headrace import errors
-from headrace.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2, stream_pb2, tokenizer_pb2
+from headrace.v1 import engine_pb2, gateway_pb2, gateway_pb2_grpc, generation_pb2, stream_pb2, tokenizer_pb2
 from services.common import names, telemetry
 from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
 from services.common.serve import StartError
+from services.common.shared import SharedStateLost
 from services.gateway import validation
 from services.gateway.accounts import Accounts
 from services.gateway.admission import Admission
+from services.gateway.front import Salts, decide_access, key_ring
+from services.gateway.identity import Access, BadKeys, Identity
 from services.gateway.peers import Peers
 from services.gateway.pipeline import Flow, Pipeline, Ticket
 from services.gateway.receipt import Stopwatch
@@ -41,11 +44,16 @@ class GatewayProcess:
         self._router = Router(settings.peers.engine_addresses)
         self._peers = Peers(settings.peers, self._router, telemetry_, log)
         self._admission = Admission(settings.limits.max_open_requests)
-        self._pipeline = Pipeline(self._peers, self._router, self._admission, settings.limits, telemetry_)
+        salts = Salts(settings.access)
+        self._pipeline = Pipeline(self._peers, self._router, self._admission, settings.limits, telemetry_, salts)
         accounts = Accounts(telemetry_.metrics, log)
         accounts.begin(self._router, self._admission, settings.cost.price_hourly)
-        self._servicer = GatewayServicer(self._pipeline, self._peers, self._router, self._admission, settings, accounts)
-        self._watch: asyncio.Task[None] | None = None
+        self._access = decide_access(settings.access, settings.server)
+        self._keys = key_ring(settings.access, settings.redis.url, self._access, log)
+        self._servicer = GatewayServicer(
+            self._pipeline, self._peers, self._router, self._admission, settings, accounts, self._access
+        )
+        self._background: list[asyncio.Task[None]] = []
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Adds the servicer."""
@@ -54,9 +62,22 @@ class GatewayProcess:
 
     async def start(self) -> None:
         """Waits for the others, then sends one real generation through all of them."""
-        self._watch = asyncio.create_task(self._peers.engines.watch())
+        await self._read_keys()
+        self._background.append(asyncio.create_task(self._peers.engines.watch()))
         await self._peers.wait_until_serving()
         await self._probe()
+
+    async def _read_keys(self) -> None:
+        """Keys that are wrong end the process; a Redis that does not answer is waited for, callers are refused."""
+        if self._keys is None:
+            return
+        try:
+            await self._keys.load()
+        except BadKeys as error:
+            raise StartError(str(error)) from error
+        except SharedStateLost as error:
+            self._log.warning("keys not read; callers are refused until they are", reason=str(error))
+        self._background.append(asyncio.create_task(self._keys.watch()))
 
     async def _probe(self) -> None:
         span = self._telemetry.start(names.SPAN_PROBE)
@@ -81,9 +102,11 @@ class GatewayProcess:
 
     async def stop(self) -> None:
         """Leaves every peer."""
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        if self._keys is not None:
+            await self._keys.close()
         await self._peers.close()
 
 
@@ -98,9 +121,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         admission: Admission,
         settings: GatewaySettings,
         accounts: Accounts,
+        access: Access,
     ) -> None:
         self._pipeline, self._peers, self._router, self._admission = pipeline, peers, router, admission
-        self._limits, self._accounts = settings.limits, accounts
+        self._limits, self._accounts, self._access = settings.limits, accounts, access
         self._inside = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -173,6 +197,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 else:
                     asked = stream_pb2.DeliverResume(
                         stream_id=first.resume.stream_id,
+                        tenant=ticket.identity.tenant,
                         last_sequence_number=first.resume.last_sequence_number,
                         credit_count=credit_count,
                     )
@@ -183,7 +208,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, call: Call) -> gateway_pb2.TokenizeResponse:  # noqa: N802
         """Ids of a text or chat."""
-        facts = self._router.facts(request.model)
+        facts = self._facts(request.model, call)
         kind = request.WhichOneof("input")
         if kind == "text":
             validation.check_text_size(len(request.text.encode()), facts.context_length, "text")
@@ -198,7 +223,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def Detokenize(self, request: gateway_pb2.DetokenizeRequest, call: Call) -> gateway_pb2.DetokenizeResponse:  # noqa: N802
         """Text of ids."""
-        facts = self._router.facts(request.model)
+        facts = self._facts(request.model, call)
         validation.check_token_ids(request.token_ids, facts.vocabulary_size, "token_ids")
         text = await self._peers.tokenizer.decode(
             request.token_ids, call.span, call.timeout_s(), include_special_tokens=request.include_special_tokens
@@ -207,6 +232,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
 
     async def ListModels(self, request: gateway_pb2.ListModelsRequest, call: Call) -> gateway_pb2.ListModelsResponse:  # noqa: N802
         """What can be asked."""
+        allowed = self._identify(call).models
         models = [
             gateway_pb2.Model(
                 name=name,
@@ -216,11 +242,13 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 dtype=facts.dtype,
             )
             for name, facts in sorted(self._router.models().items())
+            if not allowed or name in allowed
         ]
         return gateway_pb2.ListModelsResponse(models=models)
 
     async def GetStats(self, request: gateway_pb2.GetStatsRequest, call: Call) -> gateway_pb2.GetStatsResponse:  # noqa: N802
         """What each engine is doing."""
+        self._identify(call)
         engines = list(self._router.engines.values())
         answers = await asyncio.gather(*(self._peers.engines.stats(engine.address) for engine in engines))
         states = [
@@ -234,6 +262,17 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         ]
         return gateway_pb2.GetStatsResponse(engines=states, open_request_count=self._admission.open_count)
 
+    def _identify(self, call: Call) -> Identity:
+        return self._access.identify(call.metadata, call.certificate_names)
+
+    def _facts(self, model: str, call: Call) -> engine_pb2.GetEngineResponse:
+        identity = self._identify(call)
+        if model:
+            identity.check_model(model)
+        facts = self._router.facts(model)
+        identity.check_model(facts.model)
+        return facts
+
     @contextlib.contextmanager
     def _inside_as(self, call: Call, *, resumable: bool = False):  # type: ignore[no-untyped-def]
         """The request's ticket; its ids travel in the trailing metadata however it ends."""
@@ -246,6 +285,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self.idle.clear()
         reason = ""
         try:
+            ticket.identity = self._identify(call)
+            ticket.subject.tenant = ticket.identity.tenant
             yield ticket
         except BaseException as raised:
             reason = call.reason_of(raised)

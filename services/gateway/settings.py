@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.common.logs import LogSettings
 from services.common.serve import ServerSettings
 from services.common.settings import setting
+from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
+from services.common.tls import TlsSettings
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,31 @@ class LimitSettings:
 
 
 @dataclass(frozen=True)
+class AccessSettings:
+    """Who may call."""
+
+    SECTION = "GATEWAY"
+    keys_file: Path | None = setting(None, "API keys, TOML or JSON; read again when it changes")
+    keys_in_redis: bool = setting(False, "API keys are in Redis, in the hash headrace:keys")
+    anonymous: str = setting(
+        "auto",
+        "callers without credentials; auto: where there are no keys and the address is this machine's own",
+        choices=("auto", "yes", "no"),
+    )
+    cache_salt_key: str = setting("", "what prefix caches' salts are made with; the same in all gateways", secret=True)
+    shared_prefixes: tuple[str, ...] = setting((), "tenants that share one prefix cache, comma separated; *: all")
+
+    def __post_init__(self) -> None:
+        if self.keys_file is not None and self.keys_in_redis:
+            raise ValueError("HEADRACE_GATEWAY_KEYS_FILE and HEADRACE_GATEWAY_KEYS_IN_REDIS are both set; expected one")
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there are keys at all."""
+        return self.keys_file is not None or self.keys_in_redis
+
+
+@dataclass(frozen=True)
 class CostSettings:
     """What is known of the cost of serving."""
 
@@ -51,6 +79,9 @@ class GatewaySettings:
     server: ServerSettings = ServerSettings(port=50050)
     peers: PeerSettings = PeerSettings()
     limits: LimitSettings = LimitSettings()
+    access: AccessSettings = AccessSettings()
+    tls: TlsSettings = TlsSettings()
+    redis: RedisSettings = RedisSettings()
     cost: CostSettings = CostSettings()
     trace: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

@@ -1,0 +1,66 @@
+"""The front door's policy: whether strangers are let in, and how tenants' prefix caches are kept apart. No gRPC."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+
+from services.common.logs import Log
+from services.common.serve import ServerSettings, StartError
+from services.gateway.identity import ANONYMOUS_TENANT, Access
+from services.gateway.keys import KeyFile, KeyRing, RedisKeys
+from services.gateway.settings import AccessSettings
+
+SALT_BYTES = 16
+EVERYBODY = "*"
+
+
+def decide_access(settings: AccessSettings, server: ServerSettings) -> Access:
+    """Who is let in. Raises StartError rather than open a door to the network that nobody asked to open."""
+    anonymous = settings.anonymous == "yes"
+    if settings.anonymous == "auto" and not settings.keyed:
+        if not is_loopback(server.host):
+            raise StartError(
+                f"HEADRACE_GATEWAY_HOST={server.host} can be reached from elsewhere, and there are no keys: set "
+                "HEADRACE_GATEWAY_KEYS_FILE, or HEADRACE_GATEWAY_ANONYMOUS=yes to let everybody in"
+            )
+        anonymous = True
+    return Access(anonymous=anonymous, keyed=settings.keyed)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def key_ring(settings: AccessSettings, redis_url: str, access: Access, log: Log) -> KeyRing | None:
+    """What keeps the keys up to date; None without keys. Raises StartError."""
+    if settings.keys_file is not None:
+        return KeyRing(KeyFile(settings.keys_file), access, log)
+    if settings.keys_in_redis:
+        if not redis_url:
+            raise StartError("HEADRACE_GATEWAY_KEYS_IN_REDIS=true needs HEADRACE_REDIS_URL")
+        return KeyRing(RedisKeys(redis_url), access, log)
+    return None
+
+
+class Salts:
+    """The salt of each tenant's prefix cache: a keyed hash, so that nobody can choose another tenant's."""
+
+    def __init__(self, settings: AccessSettings) -> None:
+        self._key = hashlib.sha256(settings.cache_salt_key.encode()).digest()
+        self._shared = frozenset(settings.shared_prefixes)
+        self._made: dict[str, bytes] = {}
+
+    def of(self, tenant: str) -> bytes:
+        """A tenant's salt; empty for anonymous callers, and for tenants that are declared to share."""
+        if EVERYBODY in self._shared or tenant in self._shared:
+            tenant = EVERYBODY
+        elif tenant == ANONYMOUS_TENANT:
+            return b""
+        if tenant not in self._made:
+            self._made[tenant] = hashlib.blake2b(tenant.encode(), key=self._key, digest_size=SALT_BYTES).digest()
+        return self._made[tenant]
