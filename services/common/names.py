@@ -71,6 +71,7 @@ PAUSED_MS = "headrace.decode.paused_ms"  # by the reader
 FINISH_REASON = "headrace.finish_reason"
 BUSY_MS = "headrace.detokenize.busy_ms"
 MESSAGES = "headrace.send.messages"
+SEND_FIRST_MS = "headrace.send.first_ms"  # first token received to first message handed on
 SEND_BLOCKED_MS = "headrace.send.blocked_ms"
 LATE = "headrace.late"  # "failed" or "slow": recorded at its end although the trace was not sampled
 TAIL_MS = "headrace.send.tail_ms"  # last token received to final message

@@ -74,6 +74,12 @@ class Delivery:
             self.generation.cancel(output.index)
         self.wake.set()
 
+    @property
+    def first_handed_ns(self) -> int:
+        """Nanoseconds from the first token to the first message; 0 where there was none."""
+        first_sent_ns = self.statistics().first_sent_ns
+        return first_sent_ns - self._first_output_ns if first_sent_ns and self._first_output_ns else 0
+
     def go_on_after(self, token_ids: Sequence[int], text: str, message_count: int) -> None:
         """Takes the state of an earlier delivery that had sent `text` for these tokens."""
         (relay,) = self._relays

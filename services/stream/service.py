@@ -220,6 +220,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         if statistics.first_sent_ns:
             attributes = {
                 names.MESSAGES: statistics.message_count,
+                names.SEND_FIRST_MS: delivery.first_handed_ns / 1e6,
                 names.SEND_BLOCKED_MS: delivery.send_blocked_ns / 1e6,
                 names.TAIL_MS: (now - statistics.last_token_ns) / 1e6,
             }

@@ -49,13 +49,13 @@ def _gateway() -> None:
 
     _before(validation, "check_generation", "admit")
     _before(Router, "choose", "route")
-    _before(peers.Tokenizer, "encode", "transit")
+    _before(peers, "_headers", "transit", lambda span: "Encode" in span.name)
 
 
 def _tokenizer() -> None:
-    from services.tokenizer.batcher import EncodeBatcher
+    from services.tokenizer.vocabulary import Vocabulary
 
-    _before(EncodeBatcher, "_work", "tokenize")
+    _before(Vocabulary, "encode_texts", "tokenize")
 
 
 def _engine() -> None:
