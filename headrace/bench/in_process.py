@@ -54,12 +54,18 @@ class EngineBench:
         self.engine: Engine = Engine.load(EngineConfig(model_dir=directory, **asdict(loaded.engine)))
         self.engine.warm_up()
 
-    def run(self, workload: Workload, tick: Tick = lambda _tokens: None) -> Run:
+    def run(self, workload: Workload, tick: Tick = lambda _tokens: None, prefix_cache: str = "kept") -> Run:
         """One pass, from an empty prefix cache; every chain's first item is there from the start.
+
+        Args:
+            workload: what to generate.
+            tick: called after each step.
+            prefix_cache: "kept"; "reset" before each item; or "off".
 
         Raises:
             RunFailed: a request ended otherwise than at its length.
         """
+        self.engine.use_prefix_cache(enabled=prefix_cache != "off")
         self.engine.flush_prefix_cache()
         open_: dict[int, _Open] = {}
         done: list[_Open] = []
@@ -85,6 +91,8 @@ class EngineBench:
                 if request.token_count > 1:
                     between.append((now - request.first_s) / (request.token_count - 1))
                 if request.place + 1 < len(workload[request.chain]):
+                    if prefix_cache == "reset":
+                        self.engine.flush_prefix_cache()
                     self._add(open_, workload, request.chain, request.place + 1)
                 ended_s = now
             tick(sum(request.token_count for request in (*done, *open_.values())))
@@ -97,14 +105,18 @@ class EngineBench:
             between_tokens_s=between,
         )
 
-    def _add(self, open_: dict[int, _Open], workload: Workload, chain: int, place: int) -> None:
+    def add(self, number: int, item: Item) -> None:
+        """Adds one request: greedy, to its full length."""
         from services.engine.request import Request, SamplingParams
 
+        greedy = SamplingParams(temperature=0.0)
+        self.engine.add(Request(number, item.prompt, max_tokens=item.output, sampling=greedy, ignore_eos=True))
+
+    def _add(self, open_: dict[int, _Open], workload: Workload, chain: int, place: int) -> None:
         item = workload[chain][place]
         number = chain * 1000 + place
         open_[number] = _Open(chain, place, item, time.monotonic())
-        greedy = SamplingParams(temperature=0.0)
-        self.engine.add(Request(number, item.prompt, max_tokens=item.output, sampling=greedy, ignore_eos=True))
+        self.add(number, item)
 
 
 def _check(output: Any, request: _Open) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,22 @@ class Run:
 
 class RunFailed(Exception):
     """A request of the workload failed, or did not generate what it had to; nothing was measured."""
+
+
+def compared(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """Interleaved passes by variant: median seconds of each, and the median ratio to the first variant, pass by pass.
+
+    Passes that ran one after the other share the machine's mood, so their ratio says more than their seconds.
+    """
+    first = next(iter(runs.values()))
+    return {
+        name: {
+            "seconds": statistics.median(run.seconds for run in own),
+            "ratio": statistics.median(run.seconds / beside.seconds for run, beside in zip(own, first, strict=True)),
+            "cached_tokens": own[0].cached_tokens,
+        }
+        for name, own in runs.items()
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import bench_hops, output, pipeline, up
+from headrace.cli import bench_gaps, bench_hops, output, pipeline, up
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
+
+CACHES = ("kept", "reset", "off")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,10 +39,19 @@ def add_parser(subparsers: Any) -> None:
     where.add_argument("--target", metavar="HOST:PORT", help="go through the pipeline whose gateway is there")
     offline.add_argument("--concurrency", type=output.positive, default=32, metavar="N", help="clients (%(default)s)")
     offline.add_argument("--repeat", type=output.positive, default=1, metavar="N", help="passes; reports the median")
+    offline.add_argument(
+        "--prefix-cache",
+        choices=CACHES,
+        nargs="+",
+        default=["kept"],
+        metavar="MODE",
+        help="in process: kept, reset before each turn, or off (kept); several take turns in each pass",
+    )
     up.add_engine_options(offline)
     output.add_json_option(offline)
     offline.set_defaults(run=run)
     bench_hops.add_parser(kinds)
+    bench_gaps.add_parser(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """The report. Raises CommandError, RunFailed, ProgramDied, TimeoutError."""
+    if arguments.prefix_cache != ["kept"] and (arguments.target or arguments.pipeline):
+        raise output.CommandError("--prefix-cache is for the engine in process", output.BAD_USAGE)
     variables = up.variables_of(arguments)
     settings = {"concurrency": arguments.concurrency, "settings": variables}
     if arguments.target:
@@ -85,6 +99,8 @@ def table(report: dict[str, Any]) -> Table:
     for key, label in (("ttft_s", "first token"), ("tpot_s", "a token after it")):
         drawn.add_row(f"{label}, median", f"{report[key]['p50'] * 1e3:.1f} ms")
         drawn.add_row(f"{label}, p95", f"{report[key]['p95'] * 1e3:.1f} ms")
+    for name, one in report.get("prefix_cache", {}).items():
+        drawn.add_row(f"cache {name}: seconds, ratio", f"{one['seconds']:.2f}, {one['ratio']:.3f}")
     return drawn
 
 
@@ -110,21 +126,38 @@ def _in_process(arguments: argparse.Namespace, variables: dict[str, str], **more
         raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
     except ValueError as error:
         raise output.CommandError(str(error), output.BAD_USAGE) from error
-    return _passes(arguments, "engine", bench.run, **more)
+    runs: dict[str, list[results.Run]] = {name: [] for name in arguments.prefix_cache}
+    turns = itertools.cycle(runs)
+
+    def one_pass(workload: workloads.Workload, tick: Callable[[int], None]) -> results.Run:
+        name = next(turns)
+        runs[name].append(bench.run(workload, tick, prefix_cache=name))
+        return runs[name][-1]
+
+    report = _passes(arguments, "engine", one_pass, times=len(runs), **more)
+    if len(runs) == 1:
+        return report
+    first = next(iter(runs.values()))
+    return {
+        **results.report(arguments.workload, "engine", first, **more),
+        "prefix_cache": results.compared(runs),
+        "all_runs": report["runs"],
+    }
 
 
 def _passes(
     arguments: argparse.Namespace,
     mode: str,
     one_pass: Callable[[workloads.Workload, Callable[[int], None]], results.Run],
+    times: int = 1,
     **more: Any,
 ) -> dict[str, Any]:
     workload = workloads.get(arguments.workload)
     _, _, wanted = workloads.counts(workload)
     runs = []
     with output.progress() as show:
-        for number in range(1, arguments.repeat + 1):
-            text = f"{arguments.workload}, pass {number} of {arguments.repeat}"
+        for number in range(1, times * arguments.repeat + 1):
+            text = f"{arguments.workload}, pass {number} of {times * arguments.repeat}"
             show(text, 0.0)
             runs.append(one_pass(workload, lambda tokens, text=text: show(text, tokens / wanted)))  # type: ignore[misc]
     return results.report(arguments.workload, mode, runs, **more)

@@ -222,6 +222,10 @@ class Engine:
         """Forget every cached prefix; how many blocks were forgotten."""
         return self._cache.flush()
 
+    def use_prefix_cache(self, *, enabled: bool) -> None:
+        """Turn the prefix cache on or off for what is added from now on. Call it while idle."""
+        self._cache.enabled = enabled
+
     def check_integrity(self) -> None:
         """Hold every invariant of blocks and requests; AssertionError names the first one broken."""
         self._scheduler.roster.check_integrity()

@@ -44,7 +44,7 @@ class PrefixCache:
         self._pool = pool
         self._block_size = block_size
         self._model = model
-        self._enabled = enabled
+        self.enabled = enabled
         self._tokens = np.zeros((pool.block_count + 1, block_size), dtype=np.int32)
         self.queried_token_count = 0
         self.hit_token_count = 0
@@ -55,7 +55,7 @@ class PrefixCache:
         Stops at the first block that is missing, and always before the last known token, which must be
         computed to have logits.
         """
-        if not self._enabled:
+        if not self.enabled:
             return []
         size = self._block_size
         limit = request.reusable_count // size
@@ -72,7 +72,7 @@ class PrefixCache:
 
     def promised(self, request: Request) -> list[bytes]:
         """Names of the full blocks that a running request has yet to compute from the tokens it knows."""
-        if not self._enabled:
+        if not self.enabled:
             return []
         size = self._block_size
         last = request.token_count // size
@@ -80,7 +80,7 @@ class PrefixCache:
 
     def wants(self, request: Request, hit_count: int) -> bytes | None:
         """Name of the first block that ``find`` did not return; None when no further hit could be used."""
-        if not self._enabled or hit_count >= request.reusable_count // self._block_size:
+        if not self.enabled or hit_count >= request.reusable_count // self._block_size:
             return None
         return self._name(request, hit_count)
 
@@ -91,7 +91,7 @@ class PrefixCache:
 
     def register(self, request: Request, computed_before: int) -> None:
         """Let the blocks that became full since ``computed_before`` tokens answer for their prefix."""
-        if not self._enabled:
+        if not self.enabled:
             return
         size = self._block_size
         for index in range(computed_before // size, request.computed_count // size):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace import errors
-from headrace.bench import results, through, workloads
+from headrace.bench import gaps, results, through, workloads
 from headrace.bench.in_process import EngineBench
 from headrace.bench.workloads import Item
+from headrace.cli import bench_gaps
 from tests.headrace.scripted_gateway import ScriptedGateway, serving
 
 W1_SHA256 = "1713c6a05263b0528645cad6c2f3bae1a56655048414fa34552d48f9c8f0bbd7"
@@ -85,6 +86,38 @@ def test_engine_in_process(default_model_dir: Path) -> None:
     assert len(first.first_token_s) == len(first.between_tokens_s) == 3
     assert all(0 < wait < first.seconds for wait in first.first_token_s)
     assert bench.engine.stats().running_count == 0
+
+
+def test_prefix_cache_kept_reset_and_off(default_model_dir: Path) -> None:
+    """Kept, a turn finds the one before; reset and off, nothing of it; the next pass is as the first."""
+    bench = EngineBench({"HEADRACE_ENGINE_KV_BLOCKS": "16", "HEADRACE_ENGINE_MAX_NUM_SEQS": "2"})
+    system = tuple(range(1000, 1032))
+    workload = [[Item(system, 3), Item((*system, 7, 8), 2)]]
+    cached = [bench.run(workload, prefix_cache=mode).cached_tokens for mode in ("kept", "reset", "off", "kept")]
+    assert cached == [32, 0, 0, 32]
+
+
+def test_interleaved_passes_are_compared_in_pairs() -> None:
+    """The ratio is of neighbours, so that a slow phase of the machine falls out of it."""
+
+    def passes(*seconds: float) -> list[results.Run]:
+        return [results.Run(one, 10, 0, 10, [0.1]) for one in seconds]
+
+    found = results.compared({"kept": passes(1, 10, 2), "off": passes(1.5, 15, 3)})
+    assert found["kept"]["ratio"] == 1
+    assert (found["off"]["ratio"], found["off"]["seconds"]) == (1.5, 3)
+
+
+def test_gaps(default_model_dir: Path) -> None:
+    """Two streams and a prompt of 100: in chunks of 32 it takes four steps; the engine is left idle."""
+    bench = EngineBench({"HEADRACE_ENGINE_KV_BLOCKS": "64", "HEADRACE_ENGINE_MAX_MODEL_LEN": "256"})
+    measured = gaps.measure(bench, 2, 100, seed=0)
+    assert measured["steps"] == 4
+    assert 0 < measured["steady_ms"] <= measured["first_token_ms"]
+    stats = bench.engine.stats()
+    assert (stats.running_count, stats.kv_block_free + stats.kv_block_cached) == (0, 64)
+    drawn = bench_gaps.table({"streams": 2, "prompt_tokens": 100, "profiles": {"interactive": [measured]}})
+    assert drawn.row_count == 1
 
 
 def test_bad_engine_setting() -> None:

@@ -1,0 +1,1 @@
+"""Long runs that CI does not do: `make soak`."""
