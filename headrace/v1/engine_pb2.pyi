@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachRequest(_message.Message):
-    __slots__ = ("open", "grant", "cancel")
+    __slots__ = ("open", "grant", "cancel", "more_grants")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    MORE_GRANTS_FIELD_NUMBER: _ClassVar[int]
     open: OpenGeneration
     grant: GrantCredits
     cancel: CancelGeneration
-    def __init__(self, open: _Optional[_Union[OpenGeneration, _Mapping]] = ..., grant: _Optional[_Union[GrantCredits, _Mapping]] = ..., cancel: _Optional[_Union[CancelGeneration, _Mapping]] = ...) -> None: ...
+    more_grants: _containers.RepeatedCompositeFieldContainer[GrantCredits]
+    def __init__(self, open: _Optional[_Union[OpenGeneration, _Mapping]] = ..., grant: _Optional[_Union[GrantCredits, _Mapping]] = ..., cancel: _Optional[_Union[CancelGeneration, _Mapping]] = ..., more_grants: _Optional[_Iterable[_Union[GrantCredits, _Mapping]]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("outputs",)

@@ -190,8 +190,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
                 if command == "open":
                     self._start(request.open, attached)
                 elif command == "grant":
-                    for engine_id in attached.running(request.grant.generation_id, request.grant.index):
-                        loop.grant(engine_id, request.grant.credit_count)
+                    for grant in (request.grant, *request.more_grants):
+                        for engine_id in attached.running(grant.generation_id, grant.index):
+                            loop.grant(engine_id, grant.credit_count)
                 elif command == "cancel":
                     index = request.cancel.index if request.cancel.HasField("index") else None
                     for engine_id in attached.running(request.cancel.generation_id, index):

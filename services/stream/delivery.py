@@ -36,6 +36,8 @@ class Delivery:
         resumable: bool = False,
     ) -> None:
         self.wake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None  # rings when pending tokens are due by time
         self.generation: Generation | None = None
         self.opened_ns = time.monotonic_ns()
         self.lost: errors.HeadraceError | None = None
@@ -72,7 +74,19 @@ class Delivery:
             relay.end()
         elif stopped and self.generation is not None:
             self.generation.cancel(output.index)
-        self.wake.set()
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wakes the writer if a message is due, and else when it will be: it sleeps through everything else."""
+        due_ns = 0 if self.ended else self.due_in_ns()
+        if due_ns == 0:
+            self.wake.set()
+        elif due_ns is not None and self._timer is None:
+            self._timer = self._loop.call_later(due_ns / 1e9, self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._ring()  # a timer may come a little early
 
     @property
     def first_handed_ns(self) -> int:

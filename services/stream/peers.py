@@ -16,6 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headrace import errors
+from headrace.aio_writes import protect
 from headrace.v1 import engine_pb2, engine_pb2_grpc
 from services.common.calls import peer_error
 from services.common.dial import open_channel
@@ -106,7 +107,7 @@ class Attachment:
 
     async def _run(self) -> None:
         stub = engine_pb2_grpc.EngineServiceStub(self._channel)
-        call = stub.Attach()
+        call = protect(stub.Attach())
         error: errors.HeadraceError = errors.Unavailable(f"lost the engine at {self.address}")
         try:
             async with asyncio.TaskGroup() as group:
@@ -132,8 +133,17 @@ class Attachment:
             await self._channel.close()
 
     async def _write(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+        """Sends commands in order; grants that have gathered travel in one message."""
         while True:
-            await call.write(await self._commands.get())
+            command = await self._commands.get()
+            while command.HasField("grant") and not self._commands.empty():
+                following = self._commands.get_nowait()
+                if not following.HasField("grant"):
+                    await call.write(command)
+                    command = following
+                    break
+                command.more_grants.append(following.grant)
+            await call.write(command)
 
     def _dispatch(self, response: engine_pb2.AttachResponse) -> None:
         for output in response.outputs:

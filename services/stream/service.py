@@ -229,7 +229,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
 
 async def _deliver(delivery: Delivery, call: Call) -> None:
     """Writes whatever is due until every answer has ended and all of it is sent."""
-    loop, sequence_number = asyncio.get_running_loop(), 0
+    sequence_number = 0
     while True:
         delivery.wake.clear()
         delta = delivery.take()
@@ -243,11 +243,7 @@ async def _deliver(delivery: Delivery, call: Call) -> None:
         elif delivery.lost is not None:
             raise delivery.lost
         else:
-            due_ns = delivery.due_in_ns()
-            timer = loop.call_later(due_ns / 1e9, delivery.wake.set) if due_ns is not None else None
             await delivery.wake.wait()
-            if timer is not None:
-                timer.cancel()
     final = stream_pb2.DeliverResponse(final=delivery.final(), sequence_number=sequence_number)
     call.answered = True
     await call.write(final)

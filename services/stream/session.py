@@ -146,7 +146,7 @@ class Session:
 
     async def _run(self) -> None:
         """Publishes every message, then the final one or the failure."""
-        delivery, loop = self.delivery, asyncio.get_running_loop()
+        delivery = self.delivery
         try:
             self._open(self.opening.engine_address)
             while True:
@@ -162,11 +162,7 @@ class Session:
                 elif delivery.lost is not None:
                     await self._replace_engine(delivery.lost)
                 else:
-                    due_ns = delivery.due_in_ns()
-                    timer = loop.call_later(due_ns / 1e9, delivery.wake.set) if due_ns is not None else None
                     await delivery.wake.wait()
-                    if timer is not None:
-                        timer.cancel()
         except Superseded:
             self._superseded = True
             self._notify()
