@@ -77,7 +77,19 @@ def test_torch_stays_in_the_engine():
     for service in ("common", "gateway", "tokenizer", "stream"):
         for path in files("services", service):
             assert not starts(imports(path), "torch"), path
-    for name in ("request", "plan", "scheduler", "waiting", "block_pool", "prefix_cache", "limits", "outputs"):
+    for name in (
+        "request",
+        "plan",
+        "scheduler",
+        "waiting",
+        "block_pool",
+        "prefix_cache",
+        "limits",
+        "outputs",
+        "step",
+        "budget",
+        "paused",
+    ):
         assert not starts(imports(ROOT / "services" / "engine" / f"{name}.py"), "torch", "grpc"), name
 
 

@@ -71,7 +71,7 @@ class EngineBench:
         done: list[_Open] = []
         cached = ended_s = 0.0
         between: list[float] = []
-        begun = time.monotonic()
+        begun, cpu_begun = time.monotonic(), time.process_time()
         for chain in range(len(workload)):
             self._add(open_, workload, chain, 0)
         while open_:
@@ -103,6 +103,7 @@ class EngineBench:
             output_tokens=sum(request.token_count for request in done),
             first_token_s=[request.first_s - request.sent_s for request in done],
             between_tokens_s=between,
+            cpu_seconds=time.process_time() - cpu_begun,
         )
 
     def add(self, number: int, item: Item) -> None:

@@ -18,6 +18,7 @@ class Run:
     output_tokens: int
     first_token_s: Sequence[float]  # of each request: from sending it to its first token
     between_tokens_s: Sequence[float] = ()  # of each request: mean time a token after the first
+    cpu_seconds: float = 0.0  # of the process, where the engine is in it
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -28,6 +29,7 @@ class Run:
         """Numbers by name; times in seconds."""
         return {
             "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
             "output_tokens_per_s": self.output_tokens_per_s,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -44,13 +46,20 @@ class RunFailed(Exception):
 def compared(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Interleaved passes by variant: median seconds of each, and the median ratio to the first variant, pass by pass.
 
-    Passes that ran one after the other share the machine's mood, so their ratio says more than their seconds.
+    Passes that ran one after the other share the machine's mood, so their ratio says more than their seconds. Where
+    others use the machine too, the ratio of processor time says most.
     """
     first = next(iter(runs.values()))
+
+    def ratio(own: Sequence[Run], of: str) -> float:
+        pairs = [(getattr(run, of), getattr(beside, of)) for run, beside in zip(own, first, strict=True)]
+        return statistics.median(one / other if other else 0.0 for one, other in pairs)
+
     return {
         name: {
             "seconds": statistics.median(run.seconds for run in own),
-            "ratio": statistics.median(run.seconds / beside.seconds for run, beside in zip(own, first, strict=True)),
+            "ratio": ratio(own, "seconds"),
+            "cpu_ratio": ratio(own, "cpu_seconds"),
             "cached_tokens": own[0].cached_tokens,
         }
         for name, own in runs.items()

@@ -100,7 +100,8 @@ def table(report: dict[str, Any]) -> Table:
         drawn.add_row(f"{label}, median", f"{report[key]['p50'] * 1e3:.1f} ms")
         drawn.add_row(f"{label}, p95", f"{report[key]['p95'] * 1e3:.1f} ms")
     for name, one in report.get("prefix_cache", {}).items():
-        drawn.add_row(f"cache {name}: seconds, ratio", f"{one['seconds']:.2f}, {one['ratio']:.3f}")
+        numbers = f"{one['seconds']:.2f} s, {one['ratio']:.3f}, {one['cpu_ratio']:.3f}"
+        drawn.add_row(f"cache {name}: time, ratio, of CPU time", numbers)
     return drawn
 
 

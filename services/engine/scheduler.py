@@ -38,7 +38,7 @@ class SchedulerConfig:
     watermark: float = 0.85
     """Share of the pool that may be referenced after an admission."""
     max_preemptions: int = 3
-    """After this many a request is preempted only when no other can be."""
+    """After this many a request starts again only when nobody who runs could preempt it once more."""
     paused_grace_ns: int = 1_000_000_000
     """A paused request keeps its blocks this long when others wait for room."""
     paused_kv_share: float = 0.5
@@ -179,6 +179,8 @@ class Scheduler:
             if shares.spent_on_prompts:
                 blocked = QueueReason.BUDGET
                 break
+            if self._would_yield_again(request):
+                continue
             hits = self._cache.find(request)
             if promised and self._cache.wants(request, len(hits)) in promised:
                 continue
@@ -191,6 +193,13 @@ class Scheduler:
         if blocked is not QueueReason.NONE:
             for request in self.roster.waiting:
                 request.clock.queue_reason = QueueReason.CREDITS if request.paused else blocked
+
+    def _would_yield_again(self, request: Request) -> bool:
+        """True when a request that was preempted often enough could be preempted by one that runs."""
+        if request.clock.preemption_count < self.config.max_preemptions:
+            return False
+        request.protected = True
+        return any(_rank(other) < _rank(request) for other in self.roster.running)
 
     def _start(self, request: Request, hits: list[int], now: int, *, alone: bool) -> bool:
         """Give a waiting request blocks for all its known tokens; False when they are not to be had now."""
@@ -209,11 +218,7 @@ class Scheduler:
             request.block_table.append(block)
         request.computed_count = len(hits) * self.config.block_size
         self._cache.count_query(request, request.computed_count)
-        request.protected = (
-            request.protected
-            or self.roster.waiting.overdue(request, now)
-            or request.clock.preemption_count >= self.config.max_preemptions
-        )
+        request.protected = request.protected or self.roster.waiting.overdue(request, now)
         self.roster.start(request, now)
         return True
 

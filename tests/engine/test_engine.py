@@ -60,7 +60,7 @@ def test_preemption_changes_no_answer(model: Path) -> None:
     requests = [make(i) for i in range(8)]
     answers = finish_all(engine, *requests)
     assert engine.stats().preemption_count > 0
-    assert max(r.clock.preemption_count for r in requests) <= 8
+    assert max(r.clock.preemption_count for r in requests) <= 3
     for i in range(8):
         assert answers[i] == _alone(model, lambda i=i: make(i))
     stats = engine.stats()
