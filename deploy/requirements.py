@@ -1,4 +1,4 @@
-"""`python3 deploy/requirements.py EXTRA...`: what pyproject.toml needs, one requirement a line, without the package itself.
+"""`python3 deploy/requirements.py EXTRA...`: what pyproject.toml needs, one a line, without the package itself.
 
 For the images: dependencies become a layer of their own, which stays the same while only the code changes.
 """

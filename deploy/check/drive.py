@@ -1,4 +1,4 @@
-"""What deploy/check.sh asks of a running stack; prints one line of JSON, exits 1 with a reason where something is wrong.
+"""What deploy/check.sh asks of a running stack; prints one line of JSON, exits 1 with a reason where it is wrong.
 
 python drive.py ask TARGET TRACES_URL               one question; its trace must hold spans of the four processes
 python drive.py strike TARGET CONTAINER HOW         16 resumable streams; CONTAINER is killed and started (HOW: kill)
@@ -108,7 +108,9 @@ def strike(target: str, container: str, how: str) -> dict[str, Any]:
         docker("start", container)
         for reader in readers:
             reader.join(WAIT_S)
-    lost = {n: r.error or f"{r.tokens} of {TOKENS} tokens" for n, r in enumerate(readers) if r.tokens != TOKENS or r.error}
+    lost = {
+        n: r.error or f"{r.tokens} of {TOKENS} tokens" for n, r in enumerate(readers) if r.tokens != TOKENS or r.error
+    }
     for number, reader in enumerate(readers):
         if reader.numbers != list(range(len(reader.numbers))):
             lost[number] = "messages are missing, doubled or out of order"

@@ -1,4 +1,4 @@
-"""In Jaeger's place: takes spans over OTLP on 4317, answers `/api/traces/<id>` on 16686 with the names that a test needs."""
+"""In Jaeger's place: takes spans over OTLP on 4317, answers `/api/traces/<id>` on 16686 with names alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mis
 class Query(http.server.BaseHTTPRequestHandler):
     """`GET /api/traces/<id>`: the spans of one trace."""
 
-    def do_GET(self) -> None:  # noqa: N802 - named by http.server
+    def do_GET(self) -> None:
         """Answers."""
         with LOCK:
             spans = list(TRACES.get(self.path.rpartition("/")[2], []))

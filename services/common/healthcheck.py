@@ -1,24 +1,35 @@
-"""`python -m services.common.healthcheck HOST:PORT`: asks `grpc.health.v1` once, for containers without a shell or curl.
+"""`python -m services.common.healthcheck HOST:PORT`: asks `grpc.health.v1` once, for containers without shell or curl.
 
 Exit code 0: it serves. 1: it does not, or does not answer; why is one line on standard error. Knows no service, and
-imports nothing but grpc: it runs every few seconds beside a process that has work to do.
+imports nothing but grpc: it runs every few seconds beside a process that has work to do. For a process behind TLS: its
+certificate, or that of its authority, and a name that the certificate is for.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import grpc
 
 TIMEOUT_S = 2.0
-USAGE = "usage: python -m services.common.healthcheck HOST:PORT"
+USAGE = "usage: python -m services.common.healthcheck HOST:PORT [CERTIFICATE NAME]"
 _CHECK = "/grpc.health.v1.Health/Check"
 _STATUS = {b"": "UNKNOWN", b"\x08\x01": "SERVING", b"\x08\x02": "NOT_SERVING", b"\x08\x03": "SERVICE_UNKNOWN"}
 
 
-def check(address: str, timeout_s: float = TIMEOUT_S) -> str:
-    """What the health service there says of the whole process, or the status of a call that failed."""
-    with grpc.insecure_channel(address) as channel:
+def check(address: str, certificate: Path | None = None, name: str = "", timeout_s: float = TIMEOUT_S) -> str:
+    """What the health service there says of the whole process, or the status of a call that failed.
+
+    Raises:
+        OSError: the certificate cannot be read.
+    """
+    if certificate is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
+        channel = grpc.secure_channel(address, trusted, options=[("grpc.ssl_target_name_override", name)])
+    with channel:
         ask = channel.unary_unary(_CHECK, request_serializer=bytes, response_deserializer=bytes)
         try:
             return _STATUS.get(bytes(ask(b"", timeout=timeout_s)), "UNKNOWN")
@@ -28,10 +39,13 @@ def check(address: str, timeout_s: float = TIMEOUT_S) -> str:
 
 def main(arguments: list[str]) -> int:
     """Runs the check; returns the exit code."""
-    if len(arguments) != 1 or ":" not in arguments[0]:
+    if len(arguments) not in (1, 3) or ":" not in arguments[0]:
         sys.stderr.write(USAGE + "\n")
         return 2
-    answer = check(arguments[0])
+    try:
+        answer = check(arguments[0], *((Path(arguments[1]), arguments[2]) if len(arguments) == 3 else ()))
+    except OSError as error:
+        answer = f"{arguments[1]}: {error.strerror}"
     if answer != "SERVING":
         sys.stderr.write(f"{arguments[0]}: {answer}\n")
     return 0 if answer == "SERVING" else 1
