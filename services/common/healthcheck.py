@@ -34,7 +34,7 @@ def check(address: str, certificate: Path | None = None, name: str = "", timeout
         try:
             return _STATUS.get(bytes(ask(b"", timeout=timeout_s)), "UNKNOWN")
         except grpc.RpcError as error:
-            return str(error.code().name) if isinstance(error, grpc.Call) else "UNKNOWN"
+            return str(error.code().name) if hasattr(error, "code") else "UNKNOWN"
 
 
 def main(arguments: list[str]) -> int:

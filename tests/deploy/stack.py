@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,11 +88,16 @@ def composed(*overlays: str) -> dict[str, Any]:
     """The services of compose.yaml with overlays on top, as compose merges the keys that we use."""
     services: dict[str, Any] = {}
     for name in ("compose.yaml", *(f"compose.{overlay}.yaml" for overlay in overlays)):
-        for service, wanted in interpolated(yaml.safe_load((DEPLOY / name).read_text()))["services"].items():
+        for service, wanted in interpolated(_parsed(DEPLOY / name))["services"].items():
             merged = services.setdefault(service, {})
             for key, value in wanted.items():
                 merged[key] = _merged(merged.get(key), value)
     return services
+
+
+@functools.cache
+def _parsed(file: Path) -> Any:
+    return yaml.safe_load(file.read_text())
 
 
 def _merged(kept: Any, wanted: Any) -> Any:

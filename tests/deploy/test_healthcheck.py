@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -14,37 +17,75 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from services.common import healthcheck
 from tests.deploy.stack import ROOT
 
+NEW_CERTIFICATE = [
+    "openssl",
+    "req",
+    "-x509",
+    "-newkey",
+    "rsa:2048",
+    "-nodes",
+    "-days",
+    "2",
+    "-subj",
+    "/CN=x",
+    "-addext",
+    "subjectAltName=DNS:gateway.test",
+]
 
-@pytest.mark.parametrize(("status", "code"), [("SERVING", 0), ("NOT_SERVING", 1)])
-def test_says_what_the_process_says(status: str, code: int) -> None:
-    """0 while it serves, 1 while it does not."""
+
+@contextmanager
+def process(status: str, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
+    """A server whose health says `status`; its address."""
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
     server = grpc.server(ThreadPoolExecutor(1))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    place = "127.0.0.1:0"
+    port = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     server.start()
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "services.common.healthcheck", address],
-            check=False,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
-    assert (done.returncode, done.stderr.strip()) == (code, "" if code == 0 else f"{address}: {status}")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of the check, as a container runs it."""
+    command = [sys.executable, "-m", "services.common.healthcheck", *arguments]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.parametrize(("status", "code"), [("SERVING", 0), ("NOT_SERVING", 1)])
+def test_says_what_the_process_says(status: str, code: int) -> None:
+    """0 while it serves, 1 and one line while it does not."""
+    with process(status) as address:
+        assert run(address) == (code, "" if code == 0 else f"{address}: {status}")
 
 
 def test_nobody_there() -> None:
-    """1, and one line, where nobody listens."""
+    """1 where nobody listens."""
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
-        assert healthcheck.check(f"127.0.0.1:{reserved.getsockname()[1]}", timeout_s=1.0) in (
-            "UNAVAILABLE",
-            "DEADLINE_EXCEEDED",
+        assert healthcheck.check(f"127.0.0.1:{reserved.getsockname()[1]}", timeout_s=1.0) != "SERVING"
+
+
+def test_behind_tls(tmp_path: Path) -> None:
+    """With the server's certificate and a name that it is for; any other certificate is not trusted."""
+    pairs = []
+    for owner in ("ours", "other"):
+        key, certificate = tmp_path / f"{owner}.key", tmp_path / f"{owner}.crt"
+        subprocess.run(
+            [*NEW_CERTIFICATE, "-keyout", str(key), "-out", str(certificate)],
+            check=True,
+            capture_output=True,
         )
+        pairs.append((key, certificate))
+    (key, certificate), (_, other) = pairs
+    with process("SERVING", grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])) as address:
+        assert run(address, str(certificate), "gateway.test") == (0, "")
+        assert run(address, str(other), "gateway.test")[0] == 1
+        assert run(address, str(tmp_path / "none.crt"), "gateway.test")[0] == 1
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
