@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 DOMAIN = "headrace"
@@ -43,6 +44,7 @@ class Reason(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"  # a limit of the caller's key; `quota` says which
     SLOW_CONSUMER = "SLOW_CONSUMER"  # the reader made no progress for too long
     STREAM_NOT_FOUND = "STREAM_NOT_FOUND"  # nothing to resume: unknown, expired or another tenant's
     SUPERSEDED = "SUPERSEDED"  # another reader resumed the stream
@@ -63,6 +65,7 @@ class HeadraceError(Exception):
         reason: a `Reason`, or the unknown word of a newer server.
         message: one sentence, cut to `MAX_MESSAGE_BYTES` of UTF-8; never holds a prompt.
         field: path of the field at fault, "" if none is.
+        quota: the limit that is reached, "requests_per_minute=10"; "" if none is.
         retry_after_s: seconds after which a retry can help; None if unknown or if none can.
         request_id: the server's id for the request, "" if unknown.
     """
@@ -77,10 +80,12 @@ class HeadraceError(Exception):
         reason: str = "",
         field: str = "",
         retry_after_s: float | None = None,
+        quota: str = "",
     ) -> None:
         self.message = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.reason = reason or self.default_reason
         self.field = field
+        self.quota = quota
         self.retry_after_s = retry_after_s
         self.request_id = ""
         super().__init__(self.message)
@@ -167,15 +172,18 @@ BY_CODE: dict[int, type[HeadraceError]] = {cls.code: cls for cls in HeadraceErro
 
 
 def to_status(error: HeadraceError) -> status_pb2.Status:
-    """The `google.rpc.Status` of an error: ErrorInfo always, BadRequest and RetryInfo where they apply."""
+    """The `google.rpc.Status` of an error: ErrorInfo always, the others where they apply."""
     status = status_pb2.Status(code=error.code, message=error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if error.request_id:
         info.metadata["request_id"] = error.request_id
-    details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest | error_details_pb2.RetryInfo] = [info]
+    details: list[Message] = [info]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.quota:
+        exceeded = error_details_pb2.QuotaFailure.Violation(subject=error.quota, description=error.message)
+        details.append(error_details_pb2.QuotaFailure(violations=[exceeded]))
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(error.retry_after_s * 1e9))
@@ -192,8 +200,9 @@ def from_status(status: status_pb2.Status) -> HeadraceError:
     info = error_details_pb2.ErrorInfo()
     request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
+    quota = error_details_pb2.QuotaFailure()
     for detail in status.details:
-        for message in (info, request, retry):
+        for message in (info, request, retry, quota):
             if detail.Is(message.DESCRIPTOR):
                 detail.Unpack(message)
     error = BY_CODE.get(status.code, HeadraceError)(
@@ -201,6 +210,7 @@ def from_status(status: status_pb2.Status) -> HeadraceError:
         reason=info.reason,
         field=request.field_violations[0].field if request.field_violations else "",
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
+        quota=quota.violations[0].subject if quota.violations else "",
     )
     error.code = status.code
     error.request_id = info.metadata.get("request_id", "")

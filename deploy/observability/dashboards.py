@@ -74,6 +74,7 @@ SERVING = [
     ),
     Panel("Engine busy", "percentunit", [("headrace:step:busy_ratio", "{{instance}}")]),
     Panel("Tokens by tenant", "short", [(rate(m.TOKENS, "tenant", where='kind="completion"'), "{{tenant}} a second")]),
+    Panel("Refused by quotas", "reqps", [(rate(m.QUOTA_REFUSED, "tenant", "limit"), "{{tenant}}: {{limit}}")]),
     Panel("Cost of a million tokens", "short", [("headrace:completion_tokens:cost_per_million", "cost")]),
 ]
 REQUESTS = [

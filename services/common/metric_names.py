@@ -117,6 +117,8 @@ ENGINE_REQUESTS = _gauge("headrace.engine.requests", COUNT, "Requests that the g
 TOKENS = _counter(
     "headrace.tokens", COUNT, "Tokens: prompt (cached ones included), cached, completion", "tenant", "method", "kind"
 )
+QUOTA_REFUSED = _counter("headrace.quota.refused", COUNT, "Requests over a limit of their key", "tenant", "limit")
+SHARED_STATE_REACHABLE = _gauge("headrace.shared_state.reachable", COUNT, "1 while Redis answers; 0: local limits")
 PRICE = _gauge("headrace.price.hourly", COUNT, "What the pipeline costs an hour, as set; 0: not set")
 
 # --- service: the other processes ---------------------------------------------------------------------

@@ -28,17 +28,18 @@ class RedisSettings:
     url: str = setting("", "redis://[user:password@]host[:port][/database]; empty: in this process", secret=True)
 
 
-def connect(url: str, timeout_s: float, *, retries: int = 1) -> redis.Redis:
+def connect(url: str, timeout_s: float, *, retries: int = 1, connections: int = CONNECTIONS) -> redis.Redis:
     """A client whose pool waits for a free connection; nothing is sent yet.
 
     Args:
         url: redis://[[user]:password@]host[:port][/database], or rediss:// for TLS.
         timeout_s: seconds for each of: a free connection, connecting, an answer.
         retries: times that a failed command is sent again; commands must bear being sent twice.
+        connections: most at a time.
     """
     pool = redis.BlockingConnectionPool.from_url(
         url,
-        max_connections=CONNECTIONS,
+        max_connections=connections,
         timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,

@@ -6,10 +6,14 @@ import hashlib
 import ipaddress
 
 from services.common.logs import Log
+from services.common.metrics import Metrics
 from services.common.serve import ServerSettings, StartError
 from services.gateway.identity import ANONYMOUS_TENANT, Access
 from services.gateway.keys import KeyFile, KeyRing, RedisKeys
-from services.gateway.settings import AccessSettings
+from services.gateway.meter import Meter
+from services.gateway.quota import MemoryQuotas, UsageFile
+from services.gateway.redis_quota import RedisQuotas
+from services.gateway.settings import AccessSettings, QuotaSettings
 
 SALT_BYTES = 16
 EVERYBODY = "*"
@@ -45,6 +49,26 @@ def key_ring(settings: AccessSettings, redis_url: str, access: Access, log: Log)
             raise StartError("HEADRACE_GATEWAY_KEYS_IN_REDIS=true needs HEADRACE_REDIS_URL")
         return KeyRing(RedisKeys(redis_url), access, log)
     return None
+
+
+def make_meter(settings: QuotaSettings, redis_url: str, metrics: Metrics, log: Log) -> Meter:
+    """What keeps quotas and usage. Raises StartError."""
+    if redis_url and settings.usage_file is not None:
+        raise StartError("HEADRACE_GATEWAY_USAGE_FILE is set beside HEADRACE_REDIS_URL, which holds the usage log")
+    try:
+        usage_log = UsageFile(settings.usage_file) if settings.usage_file is not None else None
+    except OSError as error:
+        raise StartError(f"HEADRACE_GATEWAY_USAGE_FILE={settings.usage_file}: {error.strerror}") from error
+    shared = RedisQuotas(redis_url, settings.lease_s) if redis_url else None
+    return Meter(
+        shared,
+        MemoryQuotas(usage_log),
+        settings.fallback_share,
+        metrics,
+        log,
+        decision_s=settings.decision_ms / 1000,
+        renew_s=settings.lease_s / 3,
+    )
 
 
 class Salts:

@@ -6,7 +6,6 @@ Every front calls `Pipeline.run` with a Generation, a Ticket and a Flow; the res
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -17,12 +16,14 @@ from opentelemetry.trace import Span
 from headrace import errors
 from headrace.v1 import engine_pb2, gateway_pb2, generation_pb2, stream_pb2, tokenizer_pb2
 from services.common import names, telemetry
-from services.gateway import spans, validation
+from services.gateway import openings, spans, validation
 from services.gateway.accounts import Subject
 from services.gateway.admission import Admission
 from services.gateway.front import Salts
 from services.gateway.identity import ANONYMOUS, Identity
+from services.gateway.meter import Meter
 from services.gateway.peers import Delivery, Peers
+from services.gateway.quota import Usage, outcome_of
 from services.gateway.receipt import Stopwatch, resumed_timings, stage_timings
 from services.gateway.router import Engine, Router
 from services.gateway.settings import LimitSettings
@@ -95,9 +96,11 @@ class Pipeline:
         limits: LimitSettings,
         telemetry_: telemetry.Telemetry,
         salts: Salts,
+        meter: Meter,
     ) -> None:
         self._peers, self._router, self._admission = peers, router, admission
         self._limits, self._telemetry, self._salts = limits, telemetry_, salts
+        self._meter = meter
 
     async def run(
         self, generation: generation_pb2.Generation, ticket: Ticket, flow: Flow
@@ -119,17 +122,21 @@ class Pipeline:
         watch = ticket.watch
         with self._admit(generation, ticket) as facts:
             prompt, bad_sequences, encode_timings = await self._encode(generation, ticket)
-            _check_room(generation, len(prompt), facts)
-            with self._route(facts.model, ticket) as engine:
-                opening = _opening(generation, ticket, prompt, facts)
-                opening.generation.cache_salt = self._salts.of(ticket.identity.tenant)
-                opening.engine_address, opening.whole = engine.address, flow.whole
-                opening.fallback_engine_addresses.extend(self._router.others(engine.address, facts.model))
-                opening.generation.bad_token_sequences.extend(bad_sequences)
-                opening.generation.credit_count = flow.window
-                command = stream_pb2.DeliverRequest(open=opening)
-                async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
-                    first, number, final = await self._relay(delivery, watch, flow)
+            openings.check_room(generation, len(prompt), facts.context_length)
+            limits = ticket.identity.limits
+            max_tokens, reserved = openings.worst_case(generation, len(prompt), facts.context_length, limits)
+            usage = Usage(ticket.request_id, ticket.identity.tenant, ticket.identity.key_id, facts.model)
+            usage.method, usage.prompt_tokens = ticket.subject.method, len(prompt)
+            opening = openings.opening(generation, ticket.identity, prompt, facts.default_sampling)
+            opening.generation.request_id, opening.stream_id = ticket.request_id, ticket.stream_id
+            opening.generation.cache_salt = self._salts.of(ticket.identity.tenant)
+            opening.generation.bad_token_sequences.extend(bad_sequences)
+            opening.generation.credit_count, opening.whole = flow.window, flow.whole
+            if max_tokens is not None:
+                opening.generation.max_tokens = max_tokens
+            async with self._meter.hold(ticket.identity, usage, reserved):
+                first, number, final = await self._deliver(opening, facts.model, ticket, flow, usage)
+                usage.take(final.usage, final.endings)
         if first is None:
             raise errors.Internal("the answer ended before its first token")
         watch.finished = time.monotonic_ns()
@@ -147,6 +154,17 @@ class Pipeline:
         spans.describe_answer(ticket.span, answer, ticket.request_id)
         return number, answer
 
+    async def _deliver(
+        self, opening: stream_pb2.DeliverOpen, model: str, ticket: Ticket, flow: Flow, usage: Usage
+    ) -> tuple[stream_pb2.FirstTokenTimings | None, int, stream_pb2.DeliverFinal]:
+        """Has an engine generate, and hands on what comes."""
+        with self._route(model, ticket) as engine:
+            opening.engine_address = engine.address
+            opening.fallback_engine_addresses.extend(self._router.others(engine.address, model))
+            command = stream_pb2.DeliverRequest(open=opening)
+            async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
+                return await self._relay(delivery, ticket.watch, flow, usage)
+
     async def resume(
         self, asked: stream_pb2.DeliverResume, ticket: Ticket, flow: Flow
     ) -> tuple[int, gateway_pb2.Final]:
@@ -154,8 +172,13 @@ class Pipeline:
         with self._admission.admit(), _prefixed("resume."):
             ticket.watch.admitted = ticket.watch.encoded = ticket.watch.routed = time.monotonic_ns()
             command = stream_pb2.DeliverRequest(resume=asked)
-            async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
-                _, number, final = await self._relay(delivery, ticket.watch, flow)
+            usage = Usage(ticket.request_id, ticket.identity.tenant, ticket.identity.key_id, "", ticket.subject.method)
+            async with (
+                self._meter.hold(ticket.identity, usage, 0),
+                self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery,
+            ):
+                _, number, final = await self._relay(delivery, ticket.watch, flow, usage)
+                usage.outcome = outcome_of(final.endings)
         answer = gateway_pb2.Final(
             endings=final.endings,
             usage=final.usage,
@@ -240,7 +263,7 @@ class Pipeline:
             yield engine
 
     async def _relay(
-        self, delivery: Delivery, watch: Stopwatch, flow: Flow
+        self, delivery: Delivery, watch: Stopwatch, flow: Flow, usage: Usage
     ) -> tuple[stream_pb2.FirstTokenTimings | None, int, stream_pb2.DeliverFinal]:
         """Hands deltas on, and credits back as they are taken, up to the final message."""
         if flow.opened is not None:
@@ -253,6 +276,7 @@ class Pipeline:
                 watch.final_received = received
                 return first, message.sequence_number, message.final
             delta = message.delta
+            usage.completion_tokens += delta.token_count
             await flow.send(
                 message.sequence_number,
                 gateway_pb2.Delta(
@@ -269,7 +293,7 @@ class Pipeline:
             if flow.whole or not flow.grants:
                 continue
             earned = owed.get(delta.index, 0) + delta.token_count
-            if earned >= flow.window // 4:
+            if earned >= max(1, flow.window // 2):
                 await delivery.grant(earned, delta.index)
                 earned = 0
             owed[delta.index] = earned
@@ -284,54 +308,3 @@ def _prefixed(prefix: str) -> Iterator[None]:
     except errors.HeadraceError as error:
         error.field = error.field and prefix + error.field
         raise
-
-
-def _check_room(generation: generation_pb2.Generation, prompt_length: int, facts: engine_pb2.GetEngineResponse) -> None:
-    """Refuses what can never run, with the numbers."""
-    if prompt_length >= facts.context_length:
-        raise errors.InvalidArgument(
-            f"the prompt has {prompt_length} tokens; expected fewer than the context of {facts.context_length}",
-            field=f"generation.{generation.WhichOneof('input')}",
-            reason=errors.Reason.CONTEXT_LENGTH,
-        )
-    if generation.min_tokens > facts.context_length - prompt_length:
-        raise errors.InvalidArgument(
-            f"generation.min_tokens is {generation.min_tokens}; "
-            f"expected at most {facts.context_length - prompt_length}, what the context leaves",
-            field="generation.min_tokens",
-            reason=errors.Reason.CONTEXT_LENGTH,
-        )
-
-
-def _opening(
-    generation: generation_pb2.Generation,
-    ticket: Ticket,
-    prompt: Sequence[int],
-    facts: engine_pb2.GetEngineResponse,
-) -> stream_pb2.DeliverOpen:
-    """The command to the stream process; unset sampling fields become the model's defaults."""
-    sampling = generation_pb2.SamplingParameters()
-    sampling.CopyFrom(facts.default_sampling)
-    sampling.MergeFrom(generation.sampling)
-    if generation.resumable and not sampling.HasField("seed"):
-        sampling.seed = secrets.randbits(63)  # another engine must draw the same
-    opened = engine_pb2.OpenGeneration(
-        request_id=ticket.request_id,
-        prompt_token_ids=prompt,
-        sampling=sampling,
-        max_tokens=generation.max_tokens if generation.HasField("max_tokens") else None,
-        min_tokens=generation.min_tokens,
-        stop_token_ids=generation.stop.token_ids,
-        ignore_eos=generation.stop.ignore_eos,
-        n=generation.n or 1,
-        logprobs=generation.logprobs if generation.HasField("logprobs") else None,
-        prompt_logprobs=generation.prompt_logprobs if generation.HasField("prompt_logprobs") else None,
-        priority=ticket.identity.priority(generation.priority),
-    )
-    return stream_pb2.DeliverOpen(
-        generation=opened,
-        stop=generation.stop,
-        include_token_ids=generation.include_token_ids,
-        stream_id=ticket.stream_id,
-        tenant=ticket.identity.tenant,
-    )

@@ -20,8 +20,9 @@ from services.common.shared import SharedStateLost
 from services.gateway import validation
 from services.gateway.accounts import Accounts
 from services.gateway.admission import Admission
-from services.gateway.front import Salts, decide_access, key_ring
+from services.gateway.front import Salts, decide_access, key_ring, make_meter
 from services.gateway.identity import Access, BadKeys, Identity
+from services.gateway.patience import Patience
 from services.gateway.peers import Peers
 from services.gateway.pipeline import Flow, Pipeline, Ticket
 from services.gateway.receipt import Stopwatch
@@ -45,7 +46,10 @@ class GatewayProcess:
         self._peers = Peers(settings.peers, self._router, telemetry_, log)
         self._admission = Admission(settings.limits.max_open_requests)
         salts = Salts(settings.access)
-        self._pipeline = Pipeline(self._peers, self._router, self._admission, settings.limits, telemetry_, salts)
+        self._meter = make_meter(settings.quotas, settings.redis.url, telemetry_.metrics, log)
+        self._pipeline = Pipeline(
+            self._peers, self._router, self._admission, settings.limits, telemetry_, salts, self._meter
+        )
         accounts = Accounts(telemetry_.metrics, log)
         accounts.begin(self._router, self._admission, settings.cost.price_hourly)
         self._access = decide_access(settings.access, settings.server)
@@ -64,6 +68,7 @@ class GatewayProcess:
         """Waits for the others, then sends one real generation through all of them."""
         await self._read_keys()
         self._background.append(asyncio.create_task(self._peers.engines.watch()))
+        self._background.append(asyncio.create_task(self._meter.run()))
         await self._peers.wait_until_serving()
         await self._probe()
 
@@ -107,6 +112,7 @@ class GatewayProcess:
         await asyncio.gather(*self._background, return_exceptions=True)
         if self._keys is not None:
             await self._keys.close()
+        await self._meter.close()
         await self._peers.close()
 
 
@@ -155,16 +161,20 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         """Deltas as they come, then the final message."""
 
         async def send(number: int, delta: gateway_pb2.Delta) -> None:
-            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=number, delta=delta))
+            await to.write(gateway_pb2.GenerateStreamResponse(sequence_number=number, delta=delta))
 
-        with self._inside_as(call, resumable=request.generation.resumable) as ticket:
+        limit_s = self._limits.slow_reader_s
+        with (
+            self._inside_as(call, resumable=request.generation.resumable) as ticket,
+            Patience(call.write, limit_s) as to,
+        ):
             if ticket.stream_id:
                 await call.send_headers(((STREAM_ID_KEY, ticket.stream_id),))
             flow = Flow(send, window=self._limits.credit_window)
             number, final = await self._pipeline.run(request.generation, ticket, flow)
             call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
             call.answered = True
-            await self._write(call, gateway_pb2.GenerateStreamResponse(sequence_number=number, final=final))
+            await to.write(gateway_pb2.GenerateStreamResponse(sequence_number=number, final=final))
 
     async def GenerateSession(  # noqa: N802
         self, requests: AsyncIterator[gateway_pb2.GenerateSessionRequest], call: Call
@@ -182,17 +192,21 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         reader = Reader(credit_count, answer_count, self._limits.slow_reader_s)
 
         async def send(number: int, delta: gateway_pb2.Delta) -> None:
-            await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=number, delta=delta))
+            await to.write(gateway_pb2.GenerateSessionResponse(sequence_number=number, delta=delta))
             reader.took(delta)
 
         flow = Flow(send, window=credit_count, grants=False, opened=reader.opened)
-        with self._inside_as(call, resumable=command == "open" and first.open.generation.resumable) as ticket:
+        resumable = command == "open" and first.open.generation.resumable
+        with (
+            self._inside_as(call, resumable=resumable) as ticket,
+            Patience(call.write, self._limits.slow_reader_s) as to,
+        ):
             async with _companions(reader.obey(requests), reader.watch()):
                 if command == "open":
                     opened = gateway_pb2.SessionOpened(
                         stream_id=ticket.stream_id, trace_id=telemetry.trace_id(call.span)
                     )
-                    await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=-1, opened=opened))
+                    await to.write(gateway_pb2.GenerateSessionResponse(sequence_number=-1, opened=opened))
                     number, final = await self._pipeline.run(first.open.generation, ticket, flow)
                 else:
                     asked = stream_pb2.DeliverResume(
@@ -204,7 +218,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                     number, final = await self._pipeline.resume(asked, ticket, flow)
             call.trailing.append((TIMINGS_KEY, final.timings.SerializeToString()))
             call.answered = True
-            await self._write(call, gateway_pb2.GenerateSessionResponse(sequence_number=number, final=final))
+            await to.write(gateway_pb2.GenerateSessionResponse(sequence_number=number, final=final))
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, call: Call) -> gateway_pb2.TokenizeResponse:  # noqa: N802
         """Ids of a text or chat."""
@@ -304,17 +318,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             self._inside -= 1
             if not self._inside:
                 self.idle.set()
-
-    async def _write(
-        self, call: Call, message: gateway_pb2.GenerateStreamResponse | gateway_pb2.GenerateSessionResponse
-    ) -> None:
-        try:
-            async with asyncio.timeout(self._limits.slow_reader_s):
-                await call.write(message)
-        except TimeoutError:
-            raise errors.ResourceExhausted(
-                f"the reader took nothing for {self._limits.slow_reader_s:g} s", reason=errors.Reason.SLOW_CONSUMER
-            ) from None
 
 
 def _answer(deltas: list[gateway_pb2.Delta], ending: generation_pb2.Ending) -> gateway_pb2.Answer:

@@ -63,6 +63,23 @@ class AccessSettings:
 
 
 @dataclass(frozen=True)
+class QuotaSettings:
+    """How limits of keys are kept. With Redis they hold over all gateways, and headrace:usage is the usage log."""
+
+    SECTION = "GATEWAY"
+    fallback_share: float = setting(
+        0.5, "share of each limit that this gateway grants alone while Redis does not answer", minimum=0.0, maximum=1.0
+    )
+    lease_s: float = setting(
+        30.0, "seconds after which the requests of a gateway that died are settled", minimum=1, maximum=3600
+    )
+    decision_ms: float = setting(
+        45.0, "milliseconds that a decision waits for Redis before this gateway decides alone", minimum=1, maximum=5000
+    )
+    usage_file: Path | None = setting(None, "usage log without Redis: JSON lines, one a request, only appended to")
+
+
+@dataclass(frozen=True)
 class CostSettings:
     """What is known of the cost of serving."""
 
@@ -80,6 +97,7 @@ class GatewaySettings:
     peers: PeerSettings = PeerSettings()
     limits: LimitSettings = LimitSettings()
     access: AccessSettings = AccessSettings()
+    quotas: QuotaSettings = QuotaSettings()
     tls: TlsSettings = TlsSettings()
     redis: RedisSettings = RedisSettings()
     cost: CostSettings = CostSettings()
