@@ -38,6 +38,7 @@ EXPORT_TIMEOUT_S = 2.0
 EXPORT_DELAY_MS = 500
 EXPORT_QUEUE_SPANS = 16_384
 SHUTDOWN_S = 3.0
+SHUTDOWN_UNWELL_S = 0.5  # where the collector did not take the spans before
 CALLS, DETAILS, STEPS = 1, 2, 3  # levels: RPCs and phases; sub-stages; engine steps
 
 __all__ = ["CALLS", "DETAILS", "STEPS", "Telemetry", "TelemetrySettings", "extract", "inject", "trace_id"]
@@ -75,6 +76,7 @@ class SpanCounts:
     failed: int = 0  # the collector did not take them
     overflowed: int = 0  # the queue was full
     taken: int = 0  # by the exporting thread
+    unwell: bool = False  # the collector did not take the last spans
 
 
 class _CountingExporter(SpanExporter):
@@ -87,6 +89,7 @@ class _CountingExporter(SpanExporter):
             result = self._inner.export(spans)
         finally:
             self._counts.taken += len(spans)
+            self._counts.unwell = result is not SpanExportResult.SUCCESS
             if result is SpanExportResult.SUCCESS:
                 self._counts.exported += len(spans)
             else:
@@ -320,7 +323,7 @@ class Telemetry:
         metrics.total(metric_names.SPANS_DROPPED, self.dropped)
 
     def shutdown(self) -> None:
-        """Exports what is queued, for at most `SHUTDOWN_S`."""
+        """Exports what is queued, for at most `SHUTDOWN_S`; hardly waits for a collector that took nothing lately."""
         worker = threading.Thread(target=self._provider.shutdown, daemon=True)
         worker.start()
-        worker.join(SHUTDOWN_S)
+        worker.join(SHUTDOWN_UNWELL_S if self.counts.unwell else SHUTDOWN_S)

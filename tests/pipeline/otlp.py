@@ -56,6 +56,11 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         with self._arrived:
             return [span for span in self._spans if span.trace_id == trace_id]
 
+    def everything(self) -> list[ReceivedSpan]:
+        """Every span that has arrived by now."""
+        with self._arrived:
+            return list(self._spans)
+
     def wait_for(self, trace_id: str, complete: Callable[[list[ReceivedSpan]], bool]) -> list[ReceivedSpan]:
         """The spans of a trace once they are complete; at most 10 s, then whatever has arrived."""
         deadline = time.monotonic() + 10

@@ -1,0 +1,218 @@
+"""What the pipeline tells about itself: never what callers said, and whatever the collector does."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from headrace import errors
+from headrace.cli.pipeline import PipelineOptions, running
+from tests.pipeline import scraping
+from tests.pipeline.conftest import PROCESSES, until
+from tests.pipeline.otlp import Receiver
+
+CANARY = "xylophonequartz"
+SETTINGS = {
+    "HEADRACE_ENGINE_DTYPE": "float32",
+    "HEADRACE_ENGINE_KV_BLOCKS": "1024",
+    "HEADRACE_LOG_FORMAT": "json",
+    "HEADRACE_LOG_LEVEL": "debug",
+}
+
+
+class Observed:
+    """A running pipeline, what it logged, and where its metrics are."""
+
+    def __init__(self, plan, lines) -> None:
+        self.plan, self.lines = plan, lines
+
+    def client(self):
+        from headrace import Client
+
+        return Client(self.plan.target)
+
+    def metric(self, process: str, name: str, **labels: str) -> float:
+        return scraping.value(scraping.scrape(self.plan.metrics[process]), name, **labels)
+
+    def logged(self, event: str) -> list[dict]:
+        found = [json.loads(line) for _, line in self.lines if line.startswith("{")]
+        return [line for line in found if line["event"] == event]
+
+
+def start(**variables: str):
+    """A pipeline with metrics whose log lines are kept."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def started():
+        lines: list[tuple[str, str]] = []
+        settings = {**SETTINGS, **{f"HEADRACE_{name}": value for name, value in variables.items()}}
+        settings |= {f"HEADRACE_{name}": port for name, port in scraping.endpoints().items()}
+        options = PipelineOptions(variables=settings, ports=dict.fromkeys(PROCESSES, 0))
+        with running(options, on_line=lambda name, line: lines.append((name, line)), timeout_s=60) as (plan, _):
+            yield Observed(plan, lines)
+
+    return started()
+
+
+@pytest.fixture
+def own_receiver():
+    receiver = Receiver()
+    yield receiver
+    receiver.stop()
+
+
+def test_nothing_that_callers_say_is_told(default_model_dir, own_receiver):
+    """A canary in prompt, chat, stop string, metadata and answer is in no log line, no span and no metric."""
+    spoken = []
+    with start(TRACE_ENDPOINT=own_receiver.endpoint, TRACE_LEVEL="3") as observed, observed.client() as client:
+        repeat = {"messages": [("user", f"Repeat this word: {CANARY}")], "temperature": 0, "max_tokens": 24}
+        spoken.append(client.stream(**repeat).read_all().text)
+        spoken.append(client.generate(f"{CANARY} {CANARY} {CANARY} {CANARY}", temperature=0, max_tokens=16).text)
+        client.generate("Hi", max_tokens=4, stop=[CANARY], metadata={CANARY: CANARY})
+        for bad in (
+            {"prompt": CANARY * 20_000},
+            {"prompt": CANARY, "temperature": -1},
+            {"prompt": CANARY, "timeout": 0.001},
+            {"messages": [("user", CANARY)], "model": "no-such-model"},
+            {"messages": [("user", CANARY)], "stop": [""]},
+        ):
+            with pytest.raises(errors.HeadraceError):
+                client.generate(**bad)
+        stream = client.stream(f"{CANARY} {CANARY}", temperature=0, max_tokens=200, ignore_eos=True)
+        next(iter(stream))
+        stream.close()
+        until(lambda: len(observed.logged("request")) >= 9, 10, "access log")
+        metrics = "".join(scraping.text(observed.plan.metrics[process]) for process in PROCESSES)
+    assert any(CANARY in text.lower() for text in spoken), spoken  # else this proves nothing
+    assert len(own_receiver.everything()) > 50
+    fragments = (CANARY, CANARY[:8], CANARY[-8:])
+    for fragment in fragments:
+        assert not [line for _, line in observed.lines if fragment in line.lower()]
+        assert not [span for span in own_receiver.everything() if fragment in repr(span).lower()]
+        assert fragment not in metrics.lower()
+
+
+@pytest.fixture(scope="module")
+def observed(default_model_dir):
+    """A pipeline that exports no spans."""
+    with start(GATEWAY_PRICE_HOURLY="3.5") as running_pipeline:
+        yield running_pipeline
+
+
+def test_one_access_line_a_request(observed):
+    """Ids, counts and durations of each request, however it ended; no more of any request than that."""
+    with observed.client() as client:
+        answer = client.stream("Hello", temperature=0, max_tokens=5, ignore_eos=True).read_all()
+        with pytest.raises(errors.InvalidArgument):
+            client.generate("Hello", temperature=-1)
+        until(lambda: len(observed.logged("request")) == 2, 10, "access log")
+    good, bad = sorted(observed.logged("request"), key=lambda line: line["timestamp"])
+    assert (good["trace_id"], good["request_id"]) == (answer.trace_id, answer.request_id)
+    assert (good["method"], good["outcome"], good["completion_tokens"]) == ("GenerateStream", "length", 5)
+    assert 0 < good["first_token_ms"] < good["total_ms"]
+    assert (bad["method"], bad["outcome"], bad["completion_tokens"]) == ("Generate", "INVALID_FIELD", None)
+    mine = [line for _, line in observed.lines if answer.trace_id in line]
+    assert len(mine) == 1
+
+
+def test_metrics_of_every_layer(observed):
+    """Each process tells of itself and of what it did; numbers are those of the receipts."""
+    with observed.client() as client:
+        gateway = scraping.scrape(observed.plan.metrics["gateway"])
+        answers = [client.stream("Hello", temperature=0, max_tokens=5, ignore_eos=True).read_all() for _ in range(3)]
+        until(lambda: observed.metric("engine", "headrace_sequences", state="running") == 0, 10, "idle")
+        until(lambda: observed.metric("engine", "headrace_kv_blocks", state="cached") >= 0, 10, "sampled")
+        value = observed.metric
+
+        def counted(name: str, **labels: str) -> float:
+            return value("gateway", name, **labels) - scraping.value(gateway, name, **labels)
+
+        assert counted("headrace_requests_total", method="GenerateStream", outcome="length") == 3
+        assert counted("headrace_tokens_total", kind="completion", method="GenerateStream") == 15
+        expected = sum(a.timings.time_to_first_token_ns for a in answers) / 1e9
+        assert counted("gen_ai_server_time_to_first_token_seconds_sum") == pytest.approx(expected)
+        assert value("gateway", "headrace_price_hourly") == 3.5
+        until(lambda: value("gateway", "headrace_engine_serving") == 1, 10, "the engine serves")
+        assert value("engine", "headrace_step_duration_seconds_count") >= 15
+        assert value("engine", "headrace_inter_token_duration_seconds_count") >= 12
+        used = sum(value("engine", "headrace_kv_blocks", state=s) for s in ("used", "cached", "free"))
+        assert used == 1024
+        assert value("engine", "headrace_model_memory_bytes", part="weights") > 1e8
+        assert value("tokenizer", "headrace_tokenizer_tokens_total") >= 3
+        until(lambda: value("stream", "headrace_stream_tokens_total") >= 15, 10, "deliveries ended")
+        for process in PROCESSES:
+            assert value(process, "process_memory_usage_bytes") > 1e7
+            assert value(process, "process_cpu_time_seconds_total") > 0
+            assert value(process, "headrace_loop_lag_seconds_count") >= 1
+            assert value(process, "headrace_spans_started_total") == 0  # nothing is exported here
+        assert "trace_id=" in scraping.text(observed.plan.metrics["gateway"])  # an exemplar
+
+
+class Refusing(trace_service_pb2_grpc.TraceServiceServicer):
+    """A collector that answers with an error."""
+
+    def Export(self, request, context):
+        context.abort(grpc.StatusCode.INTERNAL, "no")
+
+
+class Sleeping(trace_service_pb2_grpc.TraceServiceServicer):
+    """A collector that takes spans and does not answer."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def Export(self, request, context):
+        self.free.wait(60)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@pytest.fixture(params=["absent", "refusing", "sleeping"])
+def bad_collector(request):
+    """The address of a collector that is not well."""
+    if request.param == "absent":
+        yield "http://127.0.0.1:9"
+    else:
+        servicer = Refusing() if request.param == "refusing" else Sleeping()
+        server = grpc.server(ThreadPoolExecutor(8))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield f"http://127.0.0.1:{port}"
+        if isinstance(servicer, Sleeping):
+            servicer.free.set()
+        server.stop(0).wait()
+
+
+def test_a_bad_collector_changes_nothing_but_a_counter(default_model_dir, bad_collector):
+    """Absent, refusing or asleep: answers and log are as ever, spans are counted as dropped, exit is quick."""
+    with start(TRACE_ENDPOINT=bad_collector) as observed:
+        with observed.client() as client:
+            answers = [client.generate("Hello", temperature=0, max_tokens=6, ignore_eos=True) for _ in range(8)]
+            assert len({answer.text for answer in answers}) == 1
+            until(lambda: observed.metric("gateway", "headrace_spans_dropped_total") > 0, 20, "spans are dropped")
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    events = Counter(json.loads(line)["event"] for _, line in observed.lines if line.startswith("{"))
+    assert set(events) <= {
+        "metrics",
+        "serving",
+        "waiting",
+        "model loaded",
+        "engine",
+        "request",
+        "draining",
+        "stopped",
+        "engine lost",
+    }
+    assert not [line for _, line in observed.lines if not line.startswith("{")]
+    stopped = observed.logged("stopped")
+    assert {line["spans_exported"] for line in stopped} == {0}
+    assert sum(line["spans_dropped"] for line in stopped) > 30
