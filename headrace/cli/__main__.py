@@ -8,10 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headrace.cli import ask, bench, model, output, stats, trace, up
+from headrace.cli import ask, bench, dashboard, model, output, stats, trace, up
 from headrace.cli.pipeline import PipelineError
 
-_SUBCOMMANDS = (up, ask, stats, trace, model, bench)
+_SUBCOMMANDS = (up, ask, stats, trace, dashboard, model, bench)
 
 
 def build_parser() -> argparse.ArgumentParser:
