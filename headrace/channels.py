@@ -40,5 +40,5 @@ READER_OPTIONS: Options = (
 SERVER_OPTIONS: Options = (
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share of the traffic
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 )
