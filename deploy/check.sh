@@ -57,8 +57,8 @@ for target in gateway tokenizer stream engine model; do
   echo "$target $((bytes / 1000000)) MB"
   [ "$bytes" -lt 1500000000 ] || wrong "the image of $target is over 1.5 GB"
 done
-echo "torch: $(docker run --rm --entrypoint du "headrace/engine:$HEADRACE_TAG" -sm /opt/headrace/lib --max-depth 3 |
-  awk '$2 ~ /\/torch$/ {print $1 " MiB of the engine"}')"
+echo "torch: $(docker run --rm --entrypoint sh "headrace/engine:$HEADRACE_TAG" -c \
+  'du -sm /opt/headrace/lib/python3*/site-packages/torch' | cut -f1) MiB of the engine and the model"
 
 say "first start: the model is fetched"
 SECONDS=0
@@ -79,13 +79,12 @@ echo "first answer after $SECONDS s"
 say "nobody is root, nothing can be written"
 for service in gateway tokenizer stream engine redis jaeger; do
   id=$(container $service)
-  [ "$(docker exec "$id" id -u)" != 0 ] || wrong "$service runs as root"
-  for place in /app /etc /opt /var/lib/headrace /usr/bin; do
-    ! docker exec "$id" sh -c "touch $place/x" 2>/dev/null || wrong "$service can write to $place"
-  done
-  caps=$(docker exec "$id" sh -c 'grep CapEff /proc/self/status')
-  [ "${caps##*	}" = 0000000000000000 ] || wrong "$service has capabilities: $caps"
-  echo "$service: user $(docker exec "$id" id -u), read-only, no capability"
+  seen=$(docker exec "$id" sh -c '
+    for place in /app /etc /opt /var/lib/headrace /usr/bin; do touch $place/x 2>/dev/null && echo "wrote to $place"; done
+    [ "$(id -u)" != 0 ] || echo "is root"
+    grep CapEff /proc/self/status | grep -qw 0000000000000000 || echo "has capabilities"')
+  [ -z "$seen" ] || wrong "$service: $seen"
+  echo "$service: no root, no capability, read-only"
 done
 
 say "memory"
