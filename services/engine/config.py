@@ -12,7 +12,7 @@ from services.engine.waiting import WaitingPolicy
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
-    "kernels": ("cpu", "reference"),
+    "kernels": ("cpu", "torch", "reference"),
     "block_size": (8, 16, 32),
     "profile": PROFILES,
 }
@@ -29,7 +29,7 @@ class EngineConfig:
     dtype: str = "auto"
     """float32, bfloat16, or auto: bfloat16 when the weights are and the CPU multiplies it, else float32."""
     kernels: str = "cpu"
-    """cpu or reference."""
+    """cpu: the C++ extension where it can be built and computes this, else torch; torch; or reference."""
     kv_blocks: int | None = None
     """Blocks of the KV pool; None: from the two below."""
     kv_memory_bytes: int | None = None

@@ -12,14 +12,13 @@ from dataclasses import replace
 import torch
 
 from services.engine.block_pool import BlockPool
+from services.engine.computing import make_decoder
 from services.engine.config import EngineConfig
 from services.engine.faults import FaultGuard
-from services.engine.kernels import CpuKernels, DeterministicKernels, Kernels, ReferenceKernels, can_pack
+from services.engine.kernels import can_pack
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
 from services.engine.model.config import ModelConfig, load_config
-from services.engine.model.decoder import Decoder
-from services.engine.model.weights import WeightReader
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepMember, StepOutput
 from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
@@ -31,7 +30,6 @@ from services.engine.step import ScheduledStep, StepResult
 from services.engine.warm_up import ActivationMeter, largest_step
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_KERNELS: dict[str, type[Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -80,8 +78,7 @@ class Engine:
         model = load_config(config.model_dir)
         context = min(model.context_length, config.max_model_len or model.context_length)
         dtype = _resolve_dtype(config.dtype, model.dtype)
-        kernels = DeterministicKernels() if config.deterministic else _KERNELS[config.kernels]()
-        decoder = Decoder(model, WeightReader(config.model_dir, model, dtype), kernels, dtype, context)
+        decoder, kernels = make_decoder(config, model, dtype, context)
         per_token = kv_bytes_per_token(model, dtype.itemsize)
         block_count = config.kv_blocks or fitting_blocks(
             block_bytes=per_token * config.block_size,

@@ -10,6 +10,7 @@ import torch
 from services.engine.kernels.base import Kernels
 from services.engine.model.config import ModelConfig
 from services.engine.model.decoder import Decoder
+from services.engine.model.native import NativeDecoder
 from services.engine.plan import Sampled, StepPlan, TokenLogprobs
 from services.engine.request import Request
 from services.engine.sampler import Sampler, explain
@@ -29,7 +30,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | NativeDecoder,
         kernels: Kernels,
         sampler: Sampler,
         kv: list[torch.Tensor],

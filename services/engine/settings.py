@@ -21,7 +21,11 @@ class EngineSettings:
         "number format; auto: bfloat16 if weights and CPU have it",
         choices=("auto", "float32", "bfloat16"),
     )
-    kernels: str = setting("cpu", "cpu, or the plain reference", choices=("cpu", "reference"))
+    kernels: str = setting(
+        "cpu",
+        "cpu: the C++ extension (bfloat16, AVX-512; built on first use), else torch; torch alone; the plain reference",
+        choices=("cpu", "torch", "reference"),
+    )
     kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)
     kv_memory_bytes: int | None = setting(None, "bytes of the KV pool; unset: from the utilization", minimum=1)
     kv_memory_utilization: float = setting(

@@ -1,0 +1,4 @@
+#define HEADRACE_ISA kAvx512
+#define HEADRACE_NAME "AVX-512"
+#define HEADRACE_BF16 0
+#include "layers.h"

@@ -1,0 +1,4 @@
+#define HEADRACE_ISA kAvx512Bf16
+#define HEADRACE_NAME "AVX-512 BF16"
+#define HEADRACE_BF16 1
+#include "layers.h"

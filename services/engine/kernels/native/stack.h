@@ -1,0 +1,112 @@
+// What the stack of layers is made of, without torch: the ops fill it in, an instruction set computes it.
+//
+// T tokens of a step, S sequences, Hq query and Hkv key/value heads, D dimensions a head. Packed weights are
+// [N / 16][K / 2][16][2] bfloat16: sixteen outputs side by side, two neighbours of the sum together, because that is
+// what one dot-product instruction reads. Rows of scratch are padded to whole vectors, so only logits are masked.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace headrace {
+
+using bf16 = uint16_t;
+
+// A packed [n, k] weight.
+struct Matrix {
+  const bf16* data = nullptr;
+  const float* bias = nullptr;  // [panels * 16], or none
+  int64_t n = 0;                // outputs
+  int64_t k = 0;                // inputs, even
+  int64_t panels = 0;           // of sixteen outputs, rounded up
+};
+
+struct Layer {
+  Matrix qkv, output, gate_up, down;  // gate_up: a panel of gates, the panel of the same ups, and so on
+  const float *input_norm = nullptr, *post_norm = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr;  // [D], or none
+};
+
+struct Model {
+  int64_t hidden = 0, heads = 0, kv_heads = 0, dim = 0, inner = 0, vocab = 0, length = 0;
+  float eps = 0;
+  std::vector<Layer> layers;
+  Matrix head;
+  const bf16* embedding = nullptr;  // [vocab, hidden]; none: the head's rows are the embedding
+  const float* final_norm = nullptr;
+  const float *cos = nullptr, *sin = nullptr;  // [length, D / 2], unsigned
+
+  int64_t group() const { return heads / kv_heads; }
+};
+
+// Queries q0 .. q0 + count of a sequence, with one key/value head, over the places kv0 .. kv1.
+struct Unit {
+  int32_t sequence, head, q0, count, kv0, kv1;
+  int32_t partial;  // first row of its partial results; -1: it is the only unit of its queries
+};
+
+// Rows whose context was split: their partial results become one.
+struct Merge {
+  int32_t sequence, head, q0, count, parts, partial;
+};
+
+struct Step {
+  int64_t tokens = 0, sequences = 0, block_size = 0, table_width = 0;
+  const int32_t *token_ids = nullptr, *positions = nullptr, *slots = nullptr;
+  const int32_t *query_starts = nullptr, *context_lens = nullptr, *tables = nullptr;
+  std::vector<bf16*> kv;  // a pool a layer, [N, B, 2, Hkv, D]
+  std::vector<Unit> units;
+  std::vector<Merge> merges;
+};
+
+// Scratch of one step, row strides in elements.
+struct Scratch {
+  float* hidden = nullptr;  // [T, hidden_stride]
+  bf16* normed = nullptr;   // [T, hidden_stride]
+  float* qkv = nullptr;     // [T, qkv_stride]
+  bf16* query = nullptr;    // [T, Hq * D]
+  bf16* attended = nullptr; // [T, Hq * D]
+  bf16* gated = nullptr;    // [T, inner_stride]
+  float* partials = nullptr; // [rows, D + 2]: sum, maximum, total
+  char* private_part = nullptr;
+  int64_t private_bytes = 0;  // a thread
+  int64_t hidden_stride = 0, qkv_stride = 0, inner_stride = 0;
+};
+
+constexpr int64_t kQueryRows = 96;  // rows (queries times group) that share one reading of the context
+constexpr int64_t kPlaces = 64;     // of the context that are unpacked at a time
+
+inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// Bytes that one thread needs for attention.
+inline int64_t private_bytes(int64_t dim, int64_t rows) {
+  int64_t count = rows * dim * 2 + kPlaces * dim * 4 + rows * kPlaces * 6 + rows * dim * 4 + rows * 8;
+  return round_up(count + 512, 4096);
+}
+
+// All threads of a team meet. Spins for microseconds, then lets others have the core.
+class Barrier {
+ public:
+  explicit Barrier(int count) : count(count) {}
+  void wait();
+
+  int count;  // of the team; set before the first wait
+
+ private:
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> round_{0};
+};
+
+// One instruction set's way through it. Every thread of a team calls the same with its own index.
+struct Isa {
+  const char* name;
+  void (*forward)(const Model&, const Step&, const Scratch&, std::atomic<int>* tickets, Barrier&, int thread, int threads);
+  void (*logits)(const Model&, const float* hidden, int64_t stride, const int64_t* rows, int64_t count, bf16* normed,
+                 int64_t normed_stride, float* out, Barrier&, int thread, int threads);
+};
+
+extern const Isa kAvx512, kAvx512Bf16;
+
+}  // namespace headrace
