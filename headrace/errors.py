@@ -44,6 +44,7 @@ class Reason(StrEnum):
     PERMISSION_DENIED = "PERMISSION_DENIED"
     MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
     QUEUE_FULL = "QUEUE_FULL"
+    DEADLINE_UNREACHABLE = "DEADLINE_UNREACHABLE"  # more waiting is ahead than time is left
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"  # a limit of the caller's key; `quota` says which
     SLOW_CONSUMER = "SLOW_CONSUMER"  # the reader made no progress for too long
     STREAM_NOT_FOUND = "STREAM_NOT_FOUND"  # nothing to resume: unknown, expired or another tenant's

@@ -64,7 +64,15 @@ SERVING = [
     Panel("Tokens", "short", [(rate(m.TOKENS, "kind"), "{{kind}} a second")]),
     Panel("Requests in the engines", "short", [(gauge(m.SEQUENCES, "state"), "{{state}}")], stacked=True),
     Panel("Prefill that waits", "s", [("headrace:backlog:seconds", "backlog")]),
-    Panel("Places in the gateway", "short", [(gauge(m.REQUESTS_OPEN), "open"), (gauge(m.REQUESTS_OPEN_LIMIT), "most")]),
+    Panel(
+        "Places in the gateway",
+        "short",
+        [
+            (gauge(m.REQUESTS_OPEN), "open"),
+            (gauge(m.REQUESTS_OPEN_LIMIT), "most"),
+            (gauge(m.REQUESTS_QUEUED, "priority"), "{{priority}} waiting"),
+        ],
+    ),
     Panel("KV blocks in use", "percentunit", [("headrace:kv:used_ratio", "{{instance}}")]),
     Panel("Prompt tokens found in the prefix cache", "percentunit", [("headrace:prefix:hit_ratio", "hits")]),
     Panel(

@@ -108,6 +108,7 @@ REQUESTS = _counter(
     "headrace.requests", COUNT, "Requests by how they ended: finish reason or error reason", "method", "outcome"
 )
 REQUESTS_OPEN = _gauge("headrace.requests.open", COUNT, "Requests inside the gateway")
+REQUESTS_QUEUED = _gauge("headrace.requests.queued", COUNT, "Requests that wait for a place", "priority")
 REQUESTS_OPEN_LIMIT = _gauge("headrace.requests.open.limit", COUNT, "Most requests that the gateway takes at once")
 ENGINE_SERVING = _gauge("headrace.engine.serving", COUNT, "1 while the gateway routes to the engine, else 0", "engine")
 ENGINE_REQUESTS = _gauge("headrace.engine.requests", COUNT, "Requests that the gateway has on the engine", "engine")

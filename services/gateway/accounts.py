@@ -21,6 +21,7 @@ from services.gateway.router import Router
 
 STAGES = ("admit", "tokenize", "route", "transit", "queue", "prefill", "first_delivery", "decode", "tail")
 OURS = frozenset({Reason.INTERNAL, Reason.PEER_LOST, Reason.STARTING, Reason.SHUTTING_DOWN})  # faults of the service
+PRIORITIES = {name.removeprefix("PRIORITY_").lower(): n for name, n in generation_pb2.Priority.items() if n}
 NOBODY = "-"  # the tenant where there is no identity
 
 
@@ -45,10 +46,12 @@ class Accounts:
         """Has what is going on told once a second."""
         metrics = self._metrics
         metrics.set(names.PRICE, price_hourly)
-        metrics.set(names.REQUESTS_OPEN_LIMIT, admission.limit)
 
         def sample() -> None:
             metrics.set(names.REQUESTS_OPEN, admission.open_count)
+            metrics.set(names.REQUESTS_OPEN_LIMIT, admission.places)
+            for name, number in PRIORITIES.items():
+                metrics.set(names.REQUESTS_QUEUED, admission.queued(number), name)
             for engine in router.engines.values():
                 metrics.set(names.ENGINE_SERVING, engine.serving, engine.address)
                 metrics.set(names.ENGINE_REQUESTS, engine.open_count, engine.address)

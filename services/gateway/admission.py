@@ -1,39 +1,197 @@
-"""How many requests are inside at once. Knows nothing of what they ask."""
+"""How many requests are inside at once, and who is next. Knows nothing of what they ask, and no gRPC.
+
+Inside there are so many places; what comes when they are taken waits, if it can be served in time, in a queue for each
+priority that is bounded. The one idea: each tenant has a clock that its requests move on by their cost, divided by its
+weight, and the request whose tenant's clock is furthest back is next. So a tenant that floods waits for itself. A full
+queue gives up the last request of whoever holds most of it, rather than refuse who holds less.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
-from headrace.errors import ResourceExhausted
+from headrace.errors import DeadlineExceeded, HeadraceError, Reason, ResourceExhausted
+from headrace.v1.generation_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD, Priority
 
 RETRY_AFTER_S = 1.0
+PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer goes first
+MEMORY = 0.1  # share of the newest request in the mean service time
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request is to admission.
+
+    Attributes:
+        tenant: whose clock it moves.
+        weight: its tenant's share, beside others'.
+        priority: of `Priority`; lower goes first.
+        cost: expected tokens.
+        deadline_ns: monotonic; None without one.
+    """
+
+    tenant: str = "-"
+    weight: float = 1.0
+    priority: int = PRIORITY_STANDARD
+    cost: float = 1.0
+    deadline_ns: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    claim: Claim
+    tag: float
+    arrived_ns: int
+    called: asyncio.Future[None] = field(repr=False)
 
 
 class Admission:
-    """A bound on open requests: what is over it is refused at once, so that what is inside keeps its speed.
+    """Places and queues.
 
-    Queueing proper, by class, happens in the engine's scheduler.
+    Args:
+        max_open_requests: most places.
+        max_queued_requests: most that wait, of each priority; 0: what finds no place is refused at once.
+        capacity: places that the engines make sense of just now; None: no other bound.
+        now: monotonic nanoseconds.
     """
 
-    def __init__(self, max_open_requests: int) -> None:
-        self._max = self.limit = max_open_requests
+    def __init__(
+        self,
+        max_open_requests: int,
+        max_queued_requests: int = 0,
+        capacity: Callable[[], int | None] = lambda: None,
+        now: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.limit, self._max_queued = max_open_requests, max_queued_requests
+        self._capacity, self._now = capacity, now
         self.open_count = 0
+        self._waiting: list[_Waiter] = []
+        self._clocks: dict[str, float] = {}
+        self._clock = 0.0
+        self._service_s: float | None = None  # mean time that a request is inside
 
-    @contextmanager
-    def admit(self) -> Iterator[int]:
+    @property
+    def places(self) -> int:
+        """Most requests inside at once, just now."""
+        return max(1, min(self.limit, self._capacity() or self.limit))
+
+    def queued(self, priority: int) -> int:
+        """Requests of a priority that wait."""
+        return sum(waiter.claim.priority == priority for waiter in self._waiting)
+
+    @asynccontextmanager
+    async def admit(self, claim: Claim = Claim()) -> AsyncIterator[int]:
         """Holds a place; yields how many requests were inside before.
 
         Raises:
-            ResourceExhausted: all places are taken.
+            ResourceExhausted: there is no place, and no use in waiting.
+            DeadlineExceeded: the deadline came first.
         """
         before = self.open_count
-        if before >= self._max:
-            raise ResourceExhausted(
-                f"{before} requests are open, the most that are taken; retry later", retry_after_s=RETRY_AFTER_S
-            )
-        self.open_count += 1
+        tag = self._tag(claim)
+        if before >= self.places or self._waiting:
+            await self._wait(claim, tag)
+        else:
+            self._enter(claim, tag)
+        began_ns = self._now()
         try:
             yield before
         finally:
+            took_s = (self._now() - began_ns) / 1e9
+            mean_s = took_s if self._service_s is None else self._service_s
+            self._service_s = mean_s + MEMORY * (took_s - mean_s)
             self.open_count -= 1
+            self._call()
+
+    def _tag(self, claim: Claim) -> float:
+        return max(self._clock, self._clocks.get(claim.tenant, 0.0))
+
+    def _enter(self, claim: Claim, tag: float) -> None:
+        self.open_count += 1
+        self._clock = max(self._clock, tag)
+        self._clocks[claim.tenant] = max(tag, self._clocks.get(claim.tenant, 0.0)) + claim.cost / claim.weight
+        if len(self._clocks) > 10_000:  # clocks that are behind say nothing
+            self._clocks = {tenant: at for tenant, at in self._clocks.items() if at > self._clock}
+
+    async def _wait(self, claim: Claim, tag: float) -> None:
+        wait_s = self._expected_wait_s(claim)
+        if claim.deadline_ns is not None and self._now() + int(wait_s * 1e9) >= claim.deadline_ns:
+            left_s = max(0.0, (claim.deadline_ns - self._now()) / 1e9)
+            raise ResourceExhausted(
+                f"{left_s:.2f} s are left until the deadline, and {wait_s:.2f} s of waiting are ahead of it",
+                reason=Reason.DEADLINE_UNREACHABLE,
+                retry_after_s=wait_s,
+            )
+        if self.queued(claim.priority) >= self._max_queued:
+            self._make_room(claim, wait_s)
+        behind = sum(w.claim.cost / w.claim.weight for w in self._waiting if w.claim.tenant == claim.tenant)
+        waiter = _Waiter(claim, tag + behind, self._now(), asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._call()
+        try:
+            left_ns = None if claim.deadline_ns is None else max(0, claim.deadline_ns - self._now())
+            async with asyncio.timeout(None if left_ns is None else left_ns / 1e9):
+                await waiter.called
+        except TimeoutError:
+            self._leave(waiter)
+            raise DeadlineExceeded("the deadline has passed while the request waited for a place") from None
+        except BaseException:
+            self._leave(waiter)
+            raise
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """A waiter gives up; a place that it was given in the same moment goes to the next."""
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+        elif waiter.called.done() and not waiter.called.cancelled() and waiter.called.exception() is None:
+            self.open_count -= 1
+            self._call()
+
+    def _make_room(self, claim: Claim, wait_s: float) -> None:
+        """Gives up the last waiter of the tenant that holds most of a full queue, or refuses the newcomer."""
+        queue = [waiter for waiter in self._waiting if waiter.claim.priority == claim.priority]
+        held = Counter(waiter.claim.tenant for waiter in queue)
+        weights = {waiter.claim.tenant: waiter.claim.weight for waiter in queue}
+        largest = max(held, key=lambda tenant: held[tenant] / weights[tenant], default=claim.tenant)
+        refusal = self._full(claim.priority, wait_s)
+        if largest == claim.tenant or held[largest] / weights[largest] <= (held[claim.tenant] + 1) / claim.weight:
+            raise refusal
+        last = max((w for w in queue if w.claim.tenant == largest), key=lambda w: (w.tag, w.arrived_ns))
+        self._waiting.remove(last)
+        if not last.called.done():
+            last.called.set_exception(refusal)
+
+    def _full(self, priority: int, wait_s: float) -> HeadraceError:
+        name = Priority.Name(priority).removeprefix("PRIORITY_") if priority in Priority.values() else str(priority)
+        return ResourceExhausted(
+            f"{self.open_count} requests are open and {self.queued(priority)} of priority {name} wait, "
+            "the most that are taken; retry later",
+            retry_after_s=max(0.1, wait_s) if self._service_s is not None else RETRY_AFTER_S,
+        )
+
+    def _expected_wait_s(self, claim: Claim) -> float:
+        """From the mean time inside, and how many will be called before."""
+        ahead = sum(waiter.claim.priority <= claim.priority for waiter in self._waiting)
+        return (self._service_s or 0.0) * (ahead + 1) / self.places
+
+    def _call(self) -> None:
+        """Lets in who is next, while there are places."""
+        while self._waiting and self.open_count < self.places:
+            now_ns = self._now()
+            waiter = min(self._waiting, key=lambda waiter: _order(waiter, now_ns))
+            self._waiting.remove(waiter)
+            if not waiter.called.done():
+                self._enter(waiter.claim, waiter.tag)
+                waiter.called.set_result(None)
+
+
+def _order(waiter: _Waiter, now_ns: int) -> tuple[int, float]:
+    waited_s = (now_ns - waiter.arrived_ns) / 1e9
+    if waited_s > PATIENCE_S.get(waiter.claim.priority, float("inf")):
+        return 0, waiter.arrived_ns
+    return waiter.claim.priority, waiter.tag

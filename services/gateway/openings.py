@@ -9,6 +9,9 @@ from headrace import errors
 from headrace.v1 import engine_pb2, generation_pb2, stream_pb2
 from services.gateway.identity import Identity, Limits
 
+BYTES_A_TOKEN = 4
+USUAL_ANSWER = 256  # tokens, where max_tokens is unset
+
 
 def check_room(generation: generation_pb2.Generation, prompt_length: int, context_length: int) -> None:
     """Refuses what can never run, with the numbers."""
@@ -25,6 +28,16 @@ def check_room(generation: generation_pb2.Generation, prompt_length: int, contex
             field="generation.min_tokens",
             reason=errors.Reason.CONTEXT_LENGTH,
         )
+
+
+def expected_cost(generation: generation_pb2.Generation) -> float:
+    """Tokens that a request may cost, before it is encoded: about four bytes each, and the answers asked for."""
+    if generation.HasField("token_ids"):
+        prompt = float(len(generation.token_ids.ids))
+    else:
+        prompt = generation.ByteSize() / BYTES_A_TOKEN
+    answer = generation.max_tokens if generation.HasField("max_tokens") else USUAL_ANSWER
+    return prompt + max(1, generation.n) * answer
 
 
 def worst_case(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc.aio
 from opentelemetry.trace import Span, SpanKind
 
+from headrace.aio_writes import protect
 from headrace.errors import HeadraceError
 from headrace.v1 import (
     engine_pb2,
@@ -97,7 +98,7 @@ class Relays:
     ) -> AsyncIterator[Delivery]:
         """An open delivery; leaving the block, however, cancels it where it has not ended."""
         with _client_span(self._telemetry, "headrace.v1.StreamService/Deliver", parent) as span:
-            call = self._stub.Deliver(timeout=timeout_s, metadata=_headers(span))
+            call = protect(self._stub.Deliver(timeout=timeout_s, metadata=_headers(span)))
             try:
                 with _errors_of(self._peer):
                     await call.write(command)
@@ -131,6 +132,8 @@ class Engines:
                     serving = await self._learn(engine)
                 if serving != engine.serving:
                     self._log.info("engine", address=engine.address, serving=serving)
+                if not serving:
+                    self._router.index.forget(engine.address)
                 engine.serving = serving
                 if serving:
                     self.first_serving.set()

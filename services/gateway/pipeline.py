@@ -5,10 +5,12 @@ Every front calls `Pipeline.run` with a Generation, a Ticket and a Flow; the res
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
@@ -18,18 +20,19 @@ from headrace.v1 import engine_pb2, gateway_pb2, generation_pb2, stream_pb2, tok
 from services.common import names, telemetry
 from services.gateway import openings, spans, validation
 from services.gateway.accounts import Subject
-from services.gateway.admission import Admission
+from services.gateway.admission import Admission, Claim
 from services.gateway.front import Salts
 from services.gateway.identity import ANONYMOUS, Identity
 from services.gateway.meter import Meter
 from services.gateway.peers import Delivery, Peers
 from services.gateway.quota import Usage, outcome_of
 from services.gateway.receipt import Stopwatch, resumed_timings, stage_timings
-from services.gateway.router import Engine, Router
+from services.gateway.router import Chosen, Router
 from services.gateway.settings import LimitSettings
 
 UNLIMITED_CREDITS = 2**31 - 1
 DEADLINE_MARGIN_S = 0.002
+RETRY_JITTER_S = 0.05
 
 Send = Callable[[int, gateway_pb2.Delta], Awaitable[None]]
 
@@ -120,7 +123,7 @@ class Pipeline:
         self, generation: generation_pb2.Generation, ticket: Ticket, flow: Flow
     ) -> tuple[int, gateway_pb2.Final]:
         watch = ticket.watch
-        with self._admit(generation, ticket) as facts:
+        async with self._admit(generation, ticket) as facts:
             prompt, bad_sequences, encode_timings = await self._encode(generation, ticket)
             openings.check_room(generation, len(prompt), facts.context_length)
             limits = ticket.identity.limits
@@ -157,28 +160,48 @@ class Pipeline:
     async def _deliver(
         self, opening: stream_pb2.DeliverOpen, model: str, ticket: Ticket, flow: Flow, usage: Usage
     ) -> tuple[stream_pb2.FirstTokenTimings | None, int, stream_pb2.DeliverFinal]:
-        """Has an engine generate, and hands on what comes."""
-        with self._route(model, ticket) as engine:
-            opening.engine_address = engine.address
-            opening.fallback_engine_addresses.extend(self._router.others(engine.address, model))
-            command = stream_pb2.DeliverRequest(open=opening)
-            async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
-                return await self._relay(delivery, ticket.watch, flow, usage)
+        """Has an engine generate, and hands on what comes; an engine that is lost before that is replaced."""
+        sent = opening.generation
+        block_names = self._router.index.names(sent.cache_salt, sent.prompt_token_ids)
+        tried: list[str] = []
+        while True:
+            with self._route(model, ticket, block_names, len(sent.prompt_token_ids), tried) as chosen:
+                opening.engine_address = chosen.address
+                del opening.fallback_engine_addresses[:]
+                opening.fallback_engine_addresses.extend(self._router.others(chosen.address, model))
+                command = stream_pb2.DeliverRequest(open=opening)
+                try:
+                    async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
+                        result = await self._relay(delivery, ticket.watch, flow, usage)
+                except errors.Unavailable as lost:
+                    if chosen.address in lost.message:
+                        self._router.failed(chosen.engine)
+                    tried.append(chosen.address)
+                    again = not usage.completion_tokens and flow.opened is None and self._router.can_serve(model, tried)
+                    if not again:
+                        raise
+                else:
+                    self._router.succeeded(chosen.engine)
+                    return result
+            await asyncio.sleep(random.uniform(0, RETRY_JITTER_S) * len(tried))  # noqa: S311 - not a secret
 
     async def resume(
         self, asked: stream_pb2.DeliverResume, ticket: Ticket, flow: Flow
     ) -> tuple[int, gateway_pb2.Final]:
         """Goes on with a stream whose connection was lost; returns its final message and that one's number."""
-        with self._admission.admit(), _prefixed("resume."):
-            ticket.watch.admitted = ticket.watch.encoded = ticket.watch.routed = time.monotonic_ns()
-            command = stream_pb2.DeliverRequest(resume=asked)
-            usage = Usage(ticket.request_id, ticket.identity.tenant, ticket.identity.key_id, "", ticket.subject.method)
-            async with (
-                self._meter.hold(ticket.identity, usage, 0),
-                self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery,
-            ):
-                _, number, final = await self._relay(delivery, ticket.watch, flow, usage)
-                usage.outcome = outcome_of(final.endings)
+        async with self._admission.admit(_claim(ticket, 0, 0.0)):
+            with _prefixed("resume."):
+                ticket.watch.admitted = ticket.watch.encoded = ticket.watch.routed = time.monotonic_ns()
+                command = stream_pb2.DeliverRequest(resume=asked)
+                usage = Usage(
+                    ticket.request_id, ticket.identity.tenant, ticket.identity.key_id, "", ticket.subject.method
+                )
+                async with (
+                    self._meter.hold(ticket.identity, usage, 0),
+                    self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery,
+                ):
+                    _, number, final = await self._relay(delivery, ticket.watch, flow, usage)
+                    usage.outcome = outcome_of(final.endings)
         answer = gateway_pb2.Final(
             endings=final.endings,
             usage=final.usage,
@@ -191,11 +214,13 @@ class Pipeline:
         spans.describe_answer(ticket.span, answer, ticket.request_id)
         return number, answer
 
-    @contextlib.contextmanager
-    def _admit(self, generation: generation_pb2.Generation, ticket: Ticket) -> Iterator[engine_pb2.GetEngineResponse]:
+    @contextlib.asynccontextmanager
+    async def _admit(
+        self, generation: generation_pb2.Generation, ticket: Ticket
+    ) -> AsyncIterator[engine_pb2.GetEngineResponse]:
         """Checks every field and holds a place; yields the facts of the model asked for."""
         result, open_requests = "admitted", self._admission.open_count
-        with contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             try:
                 if generation.model:
                     ticket.identity.check_model(generation.model)
@@ -204,8 +229,9 @@ class Pipeline:
                 ticket.subject.operation, ticket.subject.model = spans.operation(generation), facts.model
                 spans.describe_request(ticket.span, generation, facts.model)
                 validation.check_generation(generation, facts.vocabulary_size, facts.context_length)
-                ticket.identity.priority(generation.priority)
-                stack.enter_context(self._admission.admit())
+                priority = ticket.identity.priority(generation.priority)
+                claim = _claim(ticket, priority, openings.expected_cost(generation))
+                await stack.enter_async_context(self._admission.admit(claim))
             except errors.HeadraceError as error:
                 result = error.reason
                 raise
@@ -249,18 +275,24 @@ class Pipeline:
         return ids, [words for words in response.encodings[1:] if words.ids], response.timings
 
     @contextlib.contextmanager
-    def _route(self, model: str, ticket: Ticket) -> Iterator[Engine]:
+    def _route(
+        self, model: str, ticket: Ticket, block_names: Sequence[int], prompt_length: int, tried: Sequence[str]
+    ) -> Iterator[Chosen]:
         """Holds a place on an engine."""
-        with self._router.choose(model) as engine:
+        with self._router.choose(model, block_names, prompt_length, tried) as chosen:
             ticket.watch.routed = time.monotonic_ns()
             self._telemetry.phase(
                 names.SPAN_ROUTE,
                 ticket.span,
                 ticket.watch.encoded,
                 ticket.watch.routed,
-                {names.ENGINE_ADDRESS: engine.address},
+                {
+                    names.ENGINE_ADDRESS: chosen.address,
+                    names.PREDICTED_CACHED_TOKENS: chosen.predicted_cached,
+                    names.ATTEMPT: len(tried),
+                },
             )
-            yield engine
+            yield chosen
 
     async def _relay(
         self, delivery: Delivery, watch: Stopwatch, flow: Flow, usage: Usage
@@ -298,6 +330,12 @@ class Pipeline:
                 earned = 0
             owed[delta.index] = earned
         raise errors.Unavailable("the stream process ended the answer without a final message")
+
+
+def _claim(ticket: Ticket, priority: int, cost: float) -> Claim:
+    identity = ticket.identity
+    priority = priority or identity.priority(0)
+    return Claim(identity.tenant, identity.weight, priority, max(1.0, cost), ticket.deadline_ns)
 
 
 @contextlib.contextmanager

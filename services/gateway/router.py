@@ -1,30 +1,91 @@
-"""Which engine a request goes to. Knows no connection: engines report, requests come and go."""
+"""Which engine a request goes to. Knows no connection: engines report, requests come and go.
+
+The engine is chosen that has least to do before the first token: tokens of the prompt that it has not computed yet, and
+its open requests, each counted as some tokens. An engine that fails is left alone for a while, longer each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.errors import NotFound, Unavailable
 from headrace.v1 import engine_pb2
+from services.gateway.affinity import PrefixIndex
+
+OPEN_REQUEST_TOKENS = 32  # what one more open request weighs, in tokens of a prompt to compute
+FIRST_REST_S = 0.5
+LONGEST_REST_S = 8.0
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine as the router knows it. `facts` is None until it has answered GetEngine."""
+    """One engine as the router knows it.
+
+    Attributes:
+        address: host:port.
+        serving: it says so.
+        draining: it gets no new request.
+        facts: None until it has answered GetEngine.
+        open_count: requests that this gateway has on it.
+        sent_count: requests that it was ever given.
+        failure_count: in a row.
+        rests_until: monotonic seconds; it gets nothing before.
+    """
 
     address: str
     serving: bool = False
+    draining: bool = False
     facts: engine_pb2.GetEngineResponse | None = None
     open_count: int = 0
+    sent_count: int = 0
+    failure_count: int = 0
+    rests_until: float = 0.0
+
+    def serves(self, model: str) -> bool:
+        """Whether it may get a request for a model."""
+        return self.serving and not self.draining and self.facts is not None and self.facts.model == model
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An engine, and the tokens of the prompt that it probably has."""
+
+    engine: Engine
+    predicted_cached: int
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self.engine.address
 
 
 class Router:
-    """Chooses the least loaded serving engine of a model."""
+    """Chooses engines.
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
+    Args:
+        addresses: engines that are known from the start.
+        now: monotonic seconds.
+        draw: a number in [0, 1), for jitter.
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        now: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
         self.engines = {address: Engine(address) for address in addresses}
+        self.index = PrefixIndex()
+        self._now, self._draw = now, draw
+
+    def sequence_count(self) -> int:
+        """Sequences that the serving engines can run together."""
+        engines = list(self.engines.values())
+        return sum(engine.facts.max_num_seqs for engine in engines if engine.serving and engine.facts)
 
     def models(self) -> dict[str, engine_pb2.GetEngineResponse]:
         """Facts of each model that is or was served, by name."""
@@ -51,21 +112,53 @@ class Router:
     def others(self, address: str, model: str) -> list[str]:
         """Addresses of the model's other engines, the least loaded first."""
         rest = [e for e in self.engines.values() if e.address != address and e.facts and e.facts.model == model]
-        return [engine.address for engine in sorted(rest, key=lambda e: (not e.serving, e.open_count))]
+        return [e.address for e in sorted(rest, key=lambda e: (not e.serving, e.draining, e.open_count))]
+
+    def can_serve(self, model: str, tried: Collection[str] = ()) -> bool:
+        """Whether an engine other than those tried would take a request now."""
+        return any(engine.serves(model) and engine.address not in tried for engine in self.engines.values())
 
     @contextmanager
-    def choose(self, model: str) -> Iterator[Engine]:
-        """Holds a place on the serving engine of `model` with the fewest open requests.
+    def choose(
+        self, model: str, names: Sequence[int] = (), prompt_length: int = 0, tried: Collection[str] = ()
+    ) -> Iterator[Chosen]:
+        """Holds a place on the engine with the least to do.
+
+        Args:
+            model: by name.
+            names: of the prompt's blocks, by `PrefixIndex.names`.
+            prompt_length: tokens.
+            tried: addresses that have failed this request.
 
         Raises:
-            Unavailable: no engine of the model serves now.
+            Unavailable: no other engine of the model serves now.
         """
-        serving = [e for e in self.engines.values() if e.serving and e.facts and e.facts.model == model]
+        serving = [e for e in self.engines.values() if e.serves(model) and e.address not in tried]
         if not serving:
-            raise Unavailable(f"no engine serves {model} now", retry_after_s=1.0)
-        engine = min(serving, key=lambda e: e.open_count)
+            raise Unavailable(f"no {'other ' if tried else ''}engine serves {model} now", retry_after_s=1.0)
+        now = self._now()
+        rested = [e for e in serving if e.rests_until <= now] or serving
+        cached = {e.address: min(prompt_length, self.index.predict(e.address, names)) for e in rested}
+        engine = min(
+            rested,
+            key=lambda e: (prompt_length - cached[e.address] + OPEN_REQUEST_TOKENS * e.open_count, e.sent_count),
+        )
+        self.index.learn(engine.address, names, engine.facts.memory.kv_block_count if engine.facts else 0)
         engine.open_count += 1
+        engine.sent_count += 1
         try:
-            yield engine
+            yield Chosen(engine, cached[engine.address])
         finally:
             engine.open_count -= 1
+
+    def succeeded(self, engine: Engine) -> None:
+        """It has answered."""
+        engine.failure_count = 0
+        engine.rests_until = 0.0
+
+    def failed(self, engine: Engine) -> None:
+        """It was lost under a request: it rests, longer each time, and what it had computed may be gone."""
+        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2**engine.failure_count)
+        engine.failure_count += 1
+        engine.rests_until = self._now() + rest_s * (0.5 + self._draw() / 2)
+        self.index.forget(engine.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -44,7 +45,12 @@ class GatewayProcess:
         self._telemetry, self._log = telemetry_, log
         self._router = Router(settings.peers.engine_addresses)
         self._peers = Peers(settings.peers, self._router, telemetry_, log)
-        self._admission = Admission(settings.limits.max_open_requests)
+        limits, router = settings.limits, self._router
+        self._admission = Admission(
+            limits.max_open_requests,
+            limits.max_queued_requests,
+            lambda: math.ceil(limits.load_share * router.sequence_count()),
+        )
         salts = Salts(settings.access)
         self._meter = make_meter(settings.quotas, settings.redis.url, telemetry_.metrics, log)
         self._pipeline = Pipeline(

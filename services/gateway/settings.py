@@ -28,7 +28,13 @@ class LimitSettings:
     """What the gateway takes on."""
 
     SECTION = "GATEWAY"
-    max_open_requests: int = setting(256, "requests inside at once; more are refused", minimum=1, maximum=100_000)
+    max_open_requests: int = setting(256, "requests inside at once; more wait", minimum=1, maximum=100_000)
+    max_queued_requests: int = setting(
+        128, "requests of each priority that wait for a place; more are refused", minimum=0, maximum=100_000
+    )
+    load_share: float = setting(
+        0.0, "places inside, as a share of the sequences that the engines run; 0: max_open_requests", minimum=0.0
+    )
     credit_window: int = setting(
         64, "tokens that may be generated beyond what the reader took", minimum=1, maximum=65_536
     )

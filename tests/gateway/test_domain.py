@@ -1,4 +1,4 @@
-"""The gateway's small parts: who is let in, where a request goes, and how a receipt adds up."""
+"""The gateway's small parts: where a request goes, and how a receipt adds up."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ import pytest
 
 from headrace import errors
 from headrace.v1 import engine_pb2, stream_pb2, tokenizer_pb2
-from services.gateway.admission import Admission
 from services.gateway.receipt import Stopwatch, stage_timings
 from services.gateway.router import Router
-
-
-def test_admission_is_bounded_and_gives_places_back():
-    """The bound is exact; a refusal says when to retry; a place comes back however its holder ends."""
-    admission = Admission(2)
-    with admission.admit() as before, admission.admit():
-        assert before == 0
-        with pytest.raises(errors.ResourceExhausted) as caught, admission.admit():
-            pass
-        assert caught.value.retry_after_s
-    with pytest.raises(KeyError), admission.admit():
-        raise KeyError
-    assert admission.open_count == 0
 
 
 def router(*states, model="m"):

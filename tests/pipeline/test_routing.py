@@ -1,0 +1,117 @@
+"""Two engines behind one gateway: prefixes find their engine, and one of them may die."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headrace import errors
+from tests.pipeline.conftest import until
+from tests.pipeline.gateways import start_gateway, start_process
+
+
+@contextlib.contextmanager
+def another_engine(random_model):
+    settings = {"MODEL": str(random_model), "ENGINE_DTYPE": "float32", "ENGINE_KV_BLOCKS": "4096"}
+    with start_process("engine", **settings) as engine:
+        yield engine
+
+
+def both(tiny_pipeline, engine) -> dict[str, str]:
+    return {"GATEWAY_ENGINE_ADDRESSES": f"{tiny_pipeline.plan.addresses['engine']},{engine.address}"}
+
+
+def all_serve(client) -> bool:
+    return all(engine.reachable and engine.model for engine in client.get_stats().engines)
+
+
+def shared_prefix_traffic(client) -> float:
+    """Share of prompt tokens found in a prefix cache, of conversations that grow over shared beginnings."""
+    draw = random.Random(11)
+    talks = [[5000 + 300 * (number % 4) + place for place in range(160)] + [number] for number in range(12)]
+    asked = cached = 0
+    for _ in range(60):
+        talk = draw.choice(talks)
+        usage = client.generate(token_ids=talk, max_tokens=1, ignore_eos=True).usage
+        asked, cached = asked + usage.prompt_token_count, cached + usage.cached_token_count
+        talk.extend(draw.choices(range(300, 40_000), k=20))
+    return cached / asked
+
+
+def test_prefixes_find_their_engine(tiny_pipeline, random_model):
+    """The hit ratio over two engines is at least 90 % of that of one."""
+    tiny_pipeline.flush_prefix_cache()
+    with tiny_pipeline.client() as client:
+        alone = shared_prefix_traffic(client)
+    tiny_pipeline.flush_prefix_cache()
+    with (
+        another_engine(random_model) as engine,
+        start_gateway(tiny_pipeline, **both(tiny_pipeline, engine)) as gateway,
+        gateway.client() as client,
+    ):
+        until(lambda: all_serve(client), 10, "both engines serve")
+        together = shared_prefix_traffic(client)
+        decoded = [engine.stats.decoded_token_count for engine in client.get_stats().engines]
+    assert alone > 0.5
+    assert together >= 0.9 * alone
+    assert min(decoded) > 0
+
+
+def test_an_engine_dies_under_load(tiny_pipeline, random_model):
+    """Who has not had a token is answered by the other; only streams past their first token fail, with a reason."""
+    with another_engine(random_model) as engine, start_gateway(tiny_pipeline, **both(tiny_pipeline, engine)) as gateway:
+        client = gateway.client()
+        until(lambda: all_serve(client), 10, "both engines serve")
+        started, stop = threading.Semaphore(0), threading.Event()
+        outcomes: list[str] = []
+
+        def whole(number: int) -> None:
+            while not stop.is_set():
+                try:
+                    client.generate(f"Tell me {number}", max_tokens=60, ignore_eos=True)
+                    outcomes.append("ok")
+                except errors.HeadraceError as error:
+                    outcomes.append(f"whole: {error.reason}")
+
+        def streamed(number: int) -> None:
+            while not stop.is_set():
+                seen = 0
+                try:
+                    for delta in client.stream(f"Once {number}", max_tokens=400, ignore_eos=True):
+                        seen += delta.token_count
+                        started.release()
+                except errors.Unavailable:
+                    outcomes.append("late" if seen else "stream: nothing received")
+                else:
+                    outcomes.append("ok")
+
+        with ThreadPoolExecutor(12) as threads:
+            running = [threads.submit(work, number) for number in range(6) for work in (whole, streamed)]
+            for _ in range(50):
+                assert started.acquire(timeout=30)
+            engine.supervisor.stop(at_once=True)
+            before = len(outcomes)
+            until(lambda: len(outcomes) > before + 30, 60, "it goes on with one engine")
+            stop.set()
+            for one in running:
+                one.result()
+        client.close()
+    assert set(outcomes) <= {"ok", "late"}
+    assert outcomes.count("ok") > 30
+
+
+def test_one_engine_alone_is_not_tried_twice(tiny_pipeline, random_model):
+    """Nothing to go to: the caller hears at once that it is lost."""
+    with (
+        another_engine(random_model) as engine,
+        start_gateway(tiny_pipeline, GATEWAY_ENGINE_ADDRESSES=engine.address) as gateway,
+        gateway.client() as client,
+    ):
+        assert client.generate("x", max_tokens=1).usage.completion_token_count == 1
+        engine.supervisor.stop(at_once=True)
+        with pytest.raises(errors.Unavailable):
+            client.generate("x", max_tokens=1, timeout=10)
