@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class AdminServiceStub:
     """What operators do to a gateway and its engines. Served on a port of its own, never on the public one.
-    No verb is honoured yet: every call is UNIMPLEMENTED.
+    Callers show the port's own token as `authorization: Bearer ...`. Statuses: UNAUTHENTICATED, INVALID_ARGUMENT (a field,
+    named), UNAVAILABLE (the engine is lost).
     """
 
     def __init__(self, channel):
@@ -70,7 +71,8 @@ class AdminServiceStub:
 
 class AdminServiceServicer:
     """What operators do to a gateway and its engines. Served on a port of its own, never on the public one.
-    No verb is honoured yet: every call is UNIMPLEMENTED.
+    Callers show the port's own token as `authorization: Bearer ...`. Statuses: UNAUTHENTICATED, INVALID_ARGUMENT (a field,
+    named), UNAVAILABLE (the engine is lost).
     """
 
     def FlushPrefixCache(self, request, context):
@@ -95,7 +97,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Sends an engine no new request and lets its streams end.
+        """Sends an engine no new request and lets its streams end; then its process ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,7 +111,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Records an engine's next steps as a Chrome trace.
+        """Records an engine's next steps as a Chrome trace, and answers when they have been taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,7 +160,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
     """What operators do to a gateway and its engines. Served on a port of its own, never on the public one.
-    No verb is honoured yet: every call is UNIMPLEMENTED.
+    Callers show the port's own token as `authorization: Bearer ...`. Statuses: UNAUTHENTICATED, INVALID_ARGUMENT (a field,
+    named), UNAVAILABLE (the engine is lost).
     """
 
     @staticmethod

@@ -114,28 +114,29 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pause(self, request, context):
-        """Stops scheduling; what runs keeps its state. Not yet honoured: UNIMPLEMENTED.
+        """Stops scheduling; what runs keeps its state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on scheduling. Not yet honoured: UNIMPLEMENTED.
+        """Goes on scheduling.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new generation and ends when the last has ended. Not yet honoured: UNIMPLEMENTED.
+        """Takes no new generation (they end UNAVAILABLE) and ends, as by SIGTERM, when the last has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Records the next steps as a Chrome trace. Not yet honoured: UNIMPLEMENTED.
+        """Records the next steps as a Chrome trace, and answers when they have been taken. INVALID_ARGUMENT: step_count.
+        RESOURCE_EXHAUSTED: another profile is being recorded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

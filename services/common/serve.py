@@ -194,6 +194,32 @@ def _listen(server: grpc.aio.Server, where: ServerSettings, tls: TlsSettings) ->
         raise StartError(f"cannot listen on {where.address}: the port is in use or the address is not ours") from error
 
 
+class SidePort:
+    """A further port of a process, whose calls are treated like those of the first.
+
+    Args:
+        telemetry: spans.
+        log: where faults go.
+        where: to listen.
+        tls: whether and how it is encrypted.
+    """
+
+    def __init__(self, telemetry: Telemetry, log: logs.Log, where: ServerSettings, tls: TlsSettings) -> None:
+        interceptor = CallInterceptor(telemetry, log, lambda: None)
+        self.server = grpc.aio.server(interceptors=[interceptor], options=channels.SERVER_OPTIONS)
+        self._where, self._tls = where, tls
+
+    async def open(self, *names: str) -> None:
+        """Listens; reflection tells of the services in `names`. Raises StartError."""
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self.server)
+        _listen(self.server, self._where, self._tls)
+        await self.server.start()
+
+    async def close(self) -> None:
+        """Ends it and its calls."""
+        await self.server.stop(0)
+
+
 def _offer_metrics(telemetry: Telemetry, where: ServerSettings, log: logs.Log) -> None:
     if not where.metrics_port:
         return

@@ -54,6 +54,7 @@ class EngineLoop:
         self._stopping = False
         self._draining = False
         self._ended = False
+        self._paused = False
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> None:
@@ -77,6 +78,17 @@ class EngineLoop:
     def abort(self, request_id: int) -> None:
         """Abort a request; late or repeated, it does nothing."""
         self._put(lambda: _ignore(self._engine.abort(request_id)))
+
+    def pause(self) -> None:
+        """Take no step until ``resume``; commands are applied, and ``stop`` still ends the loop."""
+        with self._wake:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Take steps again."""
+        with self._wake:
+            self._paused = False
+            self._wake.notify()
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Run a function on the engine's thread between steps; its result, or its exception, is the future's."""
@@ -128,7 +140,7 @@ class EngineLoop:
             command()
         if self._stopping and not self._draining:
             self._engine.abort_all()
-        if self._engine.has_work:
+        if self._engine.has_work and not self._held:
             output = self._engine.step()
             if output.outputs or output.facts is not None:
                 self._publish(output)
@@ -136,10 +148,16 @@ class EngineLoop:
 
     def _take_commands(self) -> list[_Command]:
         with self._wake:
-            if not self._engine.runnable:
+            if self._held:
+                self._wake.wait_for(lambda: not self._held or bool(self._inbox))
+            elif not self._engine.runnable:
                 self._wake.wait_for(self._has_reason, timeout=self._time_to_deadline())
             commands, self._inbox = self._inbox, []
             return commands
+
+    @property
+    def _held(self) -> bool:
+        return self._paused and not self._stopping
 
     def _has_reason(self) -> bool:
         if self._inbox:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
@@ -26,6 +28,7 @@ from services.engine.measures import Measures
 from services.engine.memory import heap_facts
 from services.engine.model.config import ModelError
 from services.engine.outputs import StepFacts, StepOutput
+from services.engine.profile import MAX_STEPS, Profile
 from services.engine.request import RequestRefused
 from services.engine.settings import EngineProcessSettings
 
@@ -133,6 +136,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
         self._engine_facts = engine_pb2.GetEngineResponse()
+        self._profile: Profile | None = None
+        self._drained: asyncio.Task[None] | None = None
         self.loop: EngineLoop | None = None
         self.idle = asyncio.Event()
         self.idle.set()
@@ -209,6 +214,9 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             told = spans.RequestSpans(self._telemetry, command, index, arrival_ns)
             self._open[engine_id] = _Open(attached, command.generation_id, index, told)
             attached.engine_ids.setdefault(command.generation_id, {})[index] = engine_id
+            if self._drained is not None:
+                self._refuse(engine_id, RequestRefused("", "SHUTTING_DOWN", "the engine is draining"))
+                continue
             request = wire.request_of(command, index, engine_id, arrival_ns)
             ended = wire.ended_before(request, self._engine_facts, command.generation_id)
             if ended is not None:
@@ -234,6 +242,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
 
     def _account(self, facts: StepFacts) -> None:
         self._measures.step(facts)
+        if self._profile is not None:
+            self._profile.add(facts)
         if self._telemetry.exports:
             self._blame.add(facts, lambda i: self._open[i].spans.span.request_id if i in self._open else "")
         members = [(m, self._open[m.request_id].spans) for m in facts.members if m.request_id in self._open]
@@ -273,21 +283,49 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         flushed = await asyncio.wrap_future(self._engine_loop().call(Engine.flush_prefix_cache))
         return engine_pb2.EngineServiceFlushPrefixCacheResponse(flushed_block_count=flushed)
 
-    async def Pause(self, request: object, call: Call) -> None:  # noqa: N802
-        """Not built yet."""
-        raise errors.Unimplemented("Pause is not honoured yet")
+    async def Pause(  # noqa: N802
+        self, request: engine_pb2.EngineServicePauseRequest, call: Call
+    ) -> engine_pb2.EngineServicePauseResponse:
+        """Stops scheduling."""
+        self._engine_loop().pause()
+        return engine_pb2.EngineServicePauseResponse()
 
-    async def Resume(self, request: object, call: Call) -> None:  # noqa: N802
-        """Not built yet."""
-        raise errors.Unimplemented("Resume is not honoured yet")
+    async def Resume(  # noqa: N802
+        self, request: engine_pb2.EngineServiceResumeRequest, call: Call
+    ) -> engine_pb2.EngineServiceResumeResponse:
+        """Goes on scheduling."""
+        self._engine_loop().resume()
+        return engine_pb2.EngineServiceResumeResponse()
 
-    async def Drain(self, request: object, call: Call) -> None:  # noqa: N802
-        """Not built yet."""
-        raise errors.Unimplemented("Drain is not honoured yet")
+    async def Drain(  # noqa: N802
+        self, request: engine_pb2.EngineServiceDrainRequest, call: Call
+    ) -> engine_pb2.EngineServiceDrainResponse:
+        """Refuses new generations; when the last has ended, the process ends as by SIGTERM."""
+        if self._drained is None:
+            self._drained = asyncio.create_task(self._end_when_idle())
+        return engine_pb2.EngineServiceDrainResponse(open_generation_count=len(self._open))
 
-    async def Profile(self, request: object, call: Call) -> None:  # noqa: N802
-        """Not built yet."""
-        raise errors.Unimplemented("Profile is not honoured yet")
+    async def _end_when_idle(self) -> None:
+        await self.idle.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def Profile(  # noqa: N802
+        self, request: engine_pb2.EngineServiceProfileRequest, call: Call
+    ) -> engine_pb2.EngineServiceProfileResponse:
+        """Records the next steps; waits for them."""
+        if not 1 <= request.step_count <= MAX_STEPS:
+            raise errors.InvalidArgument(
+                f"step_count is {request.step_count}; expected 1 to {MAX_STEPS}", field="step_count"
+            )
+        if self._profile is not None:
+            raise errors.ResourceExhausted("another profile is being recorded", retry_after_s=1.0)
+        self._profile = Profile(
+            request.step_count, lambda i: self._open[i].spans.span.request_id if i in self._open else ""
+        )
+        try:
+            return engine_pb2.EngineServiceProfileResponse(chrome_trace=await self._profile.done)
+        finally:
+            self._profile = None
 
     def _engine_loop(self) -> EngineLoop:
         if self.loop is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc.aio
 from opentelemetry.trace import Span, SpanKind
@@ -134,6 +135,7 @@ class Engines:
                     self._log.info("engine", address=engine.address, serving=serving)
                 if not serving:
                     self._router.index.forget(engine.address)
+                    engine.draining = False
                 engine.serving = serving
                 if serving:
                     self.first_serving.set()
@@ -147,6 +149,11 @@ class Engines:
             self._log.warning("engine does not answer", address=engine.address, reason=error.details())
             return False
         return True
+
+    async def tell(self, address: str, verb: str, request: object, timeout_s: float | None) -> Any:
+        """An engine's answer to one of its verbs, by name. Raises HeadraceError."""
+        with _errors_of(f"engine at {address}"):
+            return await getattr(self._stubs[address], verb)(request, timeout=timeout_s)
 
     async def stats(self, address: str) -> engine_pb2.EngineStats | None:
         """What an engine is doing now; None where it does not answer."""

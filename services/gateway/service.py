@@ -12,16 +12,25 @@ from collections.abc import AsyncIterator, Coroutine
 import grpc.aio
 
 from headrace import errors
-from headrace.v1 import engine_pb2, gateway_pb2, gateway_pb2_grpc, generation_pb2, stream_pb2, tokenizer_pb2
+from headrace.v1 import (
+    admin_pb2_grpc,
+    engine_pb2,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    generation_pb2,
+    stream_pb2,
+    tokenizer_pb2,
+)
 from services.common import names, telemetry
 from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
-from services.common.serve import StartError
+from services.common.serve import ServerSettings, SidePort, StartError
+from services.common.settings import describe
 from services.common.shared import SharedStateLost
-from services.gateway import validation
+from services.gateway import admin, validation
 from services.gateway.accounts import Accounts
 from services.gateway.admission import Admission
-from services.gateway.front import Salts, decide_access, key_ring, make_meter
+from services.gateway.front import Salts, decide_access, is_loopback, key_ring, make_meter
 from services.gateway.identity import Access, BadKeys, Identity
 from services.gateway.patience import Patience
 from services.gateway.peers import Peers
@@ -63,7 +72,26 @@ class GatewayProcess:
         self._servicer = GatewayServicer(
             self._pipeline, self._peers, self._router, self._admission, settings, accounts, self._access
         )
+        self._admin = self._make_admin(settings)
         self._background: list[asyncio.Task[None]] = []
+
+    def _make_admin(self, settings: GatewaySettings) -> SidePort | None:
+        """The admin port, not yet open; None: there is none."""
+        said = settings.admin
+        if not said.admin_port:
+            return None
+        if not is_loopback(said.admin_host) and not said.admin_token:
+            raise StartError(
+                f"HEADRACE_GATEWAY_ADMIN_HOST={said.admin_host} can be reached from elsewhere: "
+                "set HEADRACE_GATEWAY_ADMIN_TOKEN"
+            )
+        where = ServerSettings(host=said.admin_host, port=said.admin_port)
+        port = SidePort(self._telemetry, self._log, where, settings.tls)
+        configuration = describe(settings, "gateway")
+        engines, token = self._peers.engines, said.admin_token
+        servicer = admin.AdminServicer(engines, self._router, configuration, token, self._log)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, port.server)
+        return port
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Adds the servicer."""
@@ -73,6 +101,8 @@ class GatewayProcess:
     async def start(self) -> None:
         """Waits for the others, then sends one real generation through all of them."""
         await self._read_keys()
+        if self._admin is not None:
+            await self._admin.open(admin.FULL_NAME)
         self._background.append(asyncio.create_task(self._peers.engines.watch()))
         self._background.append(asyncio.create_task(self._meter.run()))
         await self._peers.wait_until_serving()
@@ -116,6 +146,8 @@ class GatewayProcess:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        if self._admin is not None:
+            await self._admin.close()
         if self._keys is not None:
             await self._keys.close()
         await self._meter.close()

@@ -86,6 +86,16 @@ class QuotaSettings:
 
 
 @dataclass(frozen=True)
+class AdminSettings:
+    """Where operators call."""
+
+    SECTION = "GATEWAY"
+    admin_host: str = setting("127.0.0.1", "address of the admin port")
+    admin_port: int = setting(0, "port of AdminService; 0: none", minimum=0, maximum=65535)
+    admin_token: str = setting("", "what callers of the admin port show as a bearer token", secret=True)
+
+
+@dataclass(frozen=True)
 class CostSettings:
     """What is known of the cost of serving."""
 
@@ -106,6 +116,7 @@ class GatewaySettings:
     quotas: QuotaSettings = QuotaSettings()
     tls: TlsSettings = TlsSettings()
     redis: RedisSettings = RedisSettings()
+    admin: AdminSettings = AdminSettings()
     cost: CostSettings = CostSettings()
     trace: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

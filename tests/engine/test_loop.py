@@ -200,3 +200,18 @@ def test_a_dying_loop_says_why_and_leaves_nobody_waiting(scripted: Path) -> None
         with pytest.raises(RuntimeError):
             harness.loop.call(Engine.stats).result(WAIT_S)
         assert harness.deaths.empty()
+
+
+def test_a_held_loop_computes_nothing(scripted: Path) -> None:
+    """While it is held commands are taken and no step is; what waited then goes on, and a stop does not wait."""
+    with _running(scripted) as harness:
+        harness.loop.pause()
+        harness.loop.add(make_request(1, prompt=[10], max_tokens=4))
+        assert harness.loop.call(lambda engine: engine.has_work).result(WAIT_S) is True
+        assert harness.loop.call(lambda engine: engine.stats().decoded_token_count).result(WAIT_S) == 0
+        harness.loop.resume()
+        assert harness.until_finished(1) == {1: FinishReason.LENGTH}
+        harness.loop.pause()
+        harness.loop.add(make_request(2, prompt=[10], max_tokens=4))
+        harness.loop.stop(drain=True)
+        assert harness.until_finished(2) == {2: FinishReason.LENGTH}
