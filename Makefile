@@ -3,7 +3,7 @@ SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: help setup run up test parity soak lint format protos breaking bench dashboards clean
+.PHONY: help setup run up test parity soak lint format protos breaking bench bench-tracing dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ breaking: $(READY) ## compare the contract with protos/baseline.binpb
 bench: setup ## W1 in process, then through the four processes
 	@.venv/bin/headrace bench offline --workload w1
 	@.venv/bin/headrace bench offline --workload w1 --pipeline
+
+bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
+	@$(PY) -m headrace.bench.tracing
 
 dashboards: setup ## rewrite the Grafana dashboards in deploy/observability
 	@$(PY) -m deploy.observability.dashboards
