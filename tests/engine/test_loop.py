@@ -213,5 +213,6 @@ def test_a_held_loop_computes_nothing(scripted: Path) -> None:
         assert harness.until_finished(1) == {1: FinishReason.LENGTH}
         harness.loop.pause()
         harness.loop.add(make_request(2, prompt=[10], max_tokens=4))
+        assert harness.loop.call(lambda engine: engine.has_work).result(WAIT_S) is True
         harness.loop.stop(drain=True)
         assert harness.until_finished(2) == {2: FinishReason.LENGTH}
