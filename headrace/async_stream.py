@@ -7,7 +7,8 @@ not cancel a call that is only forgotten, and the engine would go on generating 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,6 +16,7 @@ import grpc.aio
 
 from headrace import errors
 from headrace.answers import Answer, Collector, Delta, StreamMessage, error_of
+from headrace.retries import Retry
 
 
 class Source(Protocol):
@@ -138,17 +140,42 @@ class AsyncStream:
 
 
 class CallSource:
-    """Messages of one `GenerateStream` call."""
+    """Messages of one `GenerateStream` call, or of a further one, while none has brought a message.
+
+    Args:
+        call: the open call.
+        retry: when there is a further one; None: never.
+        again: opens it.
+    """
 
     stream_id = ""
     resume_count = 0
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.UnaryStreamCall[Any, Any],
+        retry: Retry | None = None,
+        again: Callable[[], grpc.aio.UnaryStreamCall[Any, Any]] | None = None,
+    ) -> None:
         self.last_sequence_number = -1
-        self._call = call
+        self._call, self._retry, self._again = call, retry, again
+        self._closed = asyncio.Event()
 
     async def read(self) -> StreamMessage | None:
         """The next message, None at the end. Raises HeadraceError."""
+        while True:
+            try:
+                return await self._read()
+            except errors.HeadraceError as error:
+                wait_s = self._retry.wait_s(error) if self._retry and self.last_sequence_number < 0 else None
+                if wait_s is None or self._again is None or self._closed.is_set():
+                    raise
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), wait_s)
+                raise errors.Cancelled("the stream was closed")
+            self._call = self._again()
+
+    async def _read(self) -> StreamMessage | None:
         try:
             message: Any = await self._call.read()
         except grpc.aio.AioRpcError as failure:
@@ -165,10 +192,11 @@ class CallSource:
 
     async def close(self) -> None:
         """Cancels the call."""
-        self._call.cancel()
+        self.drop()
 
     def drop(self) -> None:
         """Cancels the call."""
+        self._closed.set()
         self._call.cancel()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
@@ -13,6 +15,7 @@ from headrace import channels
 from headrace.answers import Answer, answer_of, error_of
 from headrace.async_session import SessionSource
 from headrace.async_stream import AsyncStream, CallSource
+from headrace.credentials import Tls, channel_credentials, with_key
 from headrace.requests import (
     MessageLike,
     Options,
@@ -22,11 +25,11 @@ from headrace.requests import (
     build_tokenize,
     split_stream_options,
 )
+from headrace.retries import Retry
 from headrace.session import DEFAULT_RESUME_TIMEOUT_S, DEFAULT_WINDOW, Session, SessionOptions
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 
 DEFAULT_TARGET = "127.0.0.1:50050"
-R = TypeVar("R")
 
 
 class AsyncClient:
@@ -34,8 +37,14 @@ class AsyncClient:
 
     Args:
         target: host:port of the gateway.
-        credentials: TLS; None: plain text.
-        headers: gRPC metadata sent with every call, `authorization` for example.
+        api_key: sent with every call.
+        tls: True: TLS, by the authorities of this machine; a path: by those in this file. False: plain text.
+        client_certificate: paths of a certificate chain and its key that prove who calls; needs `tls`.
+        credentials: gRPC's own credentials, in the place of `tls`.
+        retries: further tries of a call that brought nothing, where the server says that one can help: UNAVAILABLE, and
+            RESOURCE_EXHAUSTED with a time, which is waited. The timeout holds for all tries together. A session goes on
+            by its own rules, see `resumable`.
+        headers: gRPC metadata sent with every call.
         options: gRPC channel options on top of `headrace.channels.READER_OPTIONS`.
     """
 
@@ -43,12 +52,17 @@ class AsyncClient:
         self,
         target: str = DEFAULT_TARGET,
         *,
+        api_key: str | None = None,
+        tls: Tls = False,
+        client_certificate: tuple[str | Path, str | Path] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        retries: int = 0,
         headers: Mapping[str, str] | None = None,
         options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.target = target
-        self._headers = dict(headers or {})
+        self._headers, self._retries = with_key(headers, api_key), retries
+        credentials = credentials or channel_credentials(tls, client_certificate)
         merged = (*channels.READER_OPTIONS, *options)
         self._channel = (
             grpc.aio.secure_channel(target, credentials, options=merged)
@@ -65,8 +79,9 @@ class AsyncClient:
             errors.HeadraceError: the call failed; the subclass says how.
         """
         request = gateway_pb2.GenerateRequest(generation=build_generation(prompt, options))
-        call = self._stub.Generate(request, **self._call_arguments(options.get("timeout"), options.get("headers")))
-        return answer_of(await _result(call))
+        return answer_of(
+            await self._result(self._stub.Generate, request, options.get("timeout"), options.get("headers"))
+        )
 
     def stream(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Starts an answer and gives its text as it comes. Must be called while the event loop runs.
@@ -84,7 +99,12 @@ class AsyncClient:
             generation.resumable = kept_up.resumable
             return self._session(Session(generation, kept_up, timeout_s=timeout), headers)
         request = gateway_pb2.GenerateStreamRequest(generation=generation)
-        return AsyncStream(CallSource(self._stub.GenerateStream(request, **self._call_arguments(timeout, headers))))
+        retry = Retry(self._retries, timeout)
+
+        def call() -> Any:
+            return self._stub.GenerateStream(request, **self._call_arguments(retry.timeout_s(), headers))
+
+        return AsyncStream(CallSource(call(), retry, call))
 
     def resume(
         self,
@@ -125,8 +145,8 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109 - it becomes the call's deadline
     ) -> list[int]:
         """The token ids of a text or a conversation, as `generate` would use them. Raises errors.HeadraceError."""
-        call = self._stub.Tokenize(build_tokenize(text, messages, model), **self._call_arguments(timeout))
-        return list((await _result(call)).token_ids)
+        request = build_tokenize(text, messages, model)
+        return list((await self._result(self._stub.Tokenize, request, timeout)).token_ids)
 
     async def detokenize(
         self,
@@ -138,19 +158,18 @@ class AsyncClient:
     ) -> str:
         """The text of token ids. Raises errors.HeadraceError."""
         request = build_detokenize(token_ids, include_special_tokens, model)
-        return str((await _result(self._stub.Detokenize(request, **self._call_arguments(timeout)))).text)
+        return str((await self._result(self._stub.Detokenize, request, timeout)).text)
 
     async def list_models(self, *, timeout: float | None = None) -> list[gateway_pb2.Model]:  # noqa: ASYNC109
         """The models that can be asked. Raises errors.HeadraceError."""
         request = gateway_pb2.ListModelsRequest()
-        return list((await _result(self._stub.ListModels(request, **self._call_arguments(timeout)))).models)
+        return list((await self._result(self._stub.ListModels, request, timeout)).models)
 
     async def get_stats(self, *, timeout: float | None = None) -> gateway_pb2.GetStatsResponse:  # noqa: ASYNC109
         """What each engine is doing now. Raises errors.HeadraceError."""
-        call: Awaitable[gateway_pb2.GetStatsResponse] = self._stub.GetStats(
-            gateway_pb2.GetStatsRequest(), **self._call_arguments(timeout)
-        )
-        return await _result(call)
+        request = gateway_pb2.GetStatsRequest()
+        answer: gateway_pb2.GetStatsResponse = await self._result(self._stub.GetStats, request, timeout)
+        return answer
 
     def _session(self, session: Session, headers: Mapping[str, str] | None) -> AsyncStream:
         def connect(commands: AsyncIterator[gateway_pb2.GenerateSessionRequest], timeout_s: float | None) -> Any:
@@ -173,9 +192,20 @@ class AsyncClient:
     def _call_arguments(self, timeout: float | None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         return {"timeout": timeout, "metadata": tuple({**self._headers, **(headers or {})}.items())}
 
-
-async def _result(call: Awaitable[R]) -> R:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as failure:
-        raise error_of(failure) from None
+    async def _result(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        timeout: float | None,  # noqa: ASYNC109 - it becomes the call's deadline
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        retry = Retry(self._retries, timeout)
+        while True:
+            try:
+                return await method(request, **self._call_arguments(retry.timeout_s(), headers))
+            except grpc.aio.AioRpcError as failure:
+                error = error_of(failure)
+                wait_s = retry.wait_s(error)
+                if wait_s is None:
+                    raise error from None
+            await asyncio.sleep(wait_s)

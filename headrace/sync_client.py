@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 
 from headrace import channels
 from headrace.answers import Answer, answer_of, error_of
 from headrace.client import DEFAULT_TARGET
+from headrace.credentials import Tls, channel_credentials, with_key
 from headrace.requests import (
     MessageLike,
     Options,
@@ -20,12 +23,11 @@ from headrace.requests import (
     build_tokenize,
     split_stream_options,
 )
+from headrace.retries import Retry
 from headrace.session import DEFAULT_RESUME_TIMEOUT_S, DEFAULT_WINDOW, Session, SessionOptions
 from headrace.sync_session import SessionSource
 from headrace.sync_stream import CallSource, Stream
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
-
-R = TypeVar("R")
 
 
 class Client:
@@ -33,8 +35,14 @@ class Client:
 
     Args:
         target: host:port of the gateway.
-        credentials: TLS; None: plain text.
-        headers: gRPC metadata sent with every call, `authorization` for example.
+        api_key: sent with every call.
+        tls: True: TLS, by the authorities of this machine; a path: by those in this file. False: plain text.
+        client_certificate: paths of a certificate chain and its key that prove who calls; needs `tls`.
+        credentials: gRPC's own credentials, in the place of `tls`.
+        retries: further tries of a call that brought nothing, where the server says that one can help: UNAVAILABLE, and
+            RESOURCE_EXHAUSTED with a time, which is waited. The timeout holds for all tries together. A session goes on
+            by its own rules, see `resumable`.
+        headers: gRPC metadata sent with every call.
         options: gRPC channel options on top of `headrace.channels.READER_OPTIONS`.
     """
 
@@ -42,12 +50,17 @@ class Client:
         self,
         target: str = DEFAULT_TARGET,
         *,
+        api_key: str | None = None,
+        tls: Tls = False,
+        client_certificate: tuple[str | Path, str | Path] | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        retries: int = 0,
         headers: Mapping[str, str] | None = None,
         options: Sequence[tuple[str, Any]] = (),
     ) -> None:
         self.target = target
-        self._headers = dict(headers or {})
+        self._headers, self._retries = with_key(headers, api_key), retries
+        credentials = credentials or channel_credentials(tls, client_certificate)
         merged = (*channels.READER_OPTIONS, *options)
         self._channel = (
             grpc.secure_channel(target, credentials, options=merged)
@@ -72,8 +85,7 @@ class Client:
             errors.HeadraceError: the call failed; the subclass says how.
         """
         request = gateway_pb2.GenerateRequest(generation=build_generation(prompt, options))
-        arguments = self._call_arguments(options.get("timeout"), options.get("headers"))
-        return answer_of(_result(self._stub.Generate, request, arguments))
+        return answer_of(self._result(self._stub.Generate, request, options.get("timeout"), options.get("headers")))
 
     def stream(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Stream:
         """Starts an answer and gives its text as it comes. Arguments: see `headrace.requests.StreamOptions`.
@@ -89,7 +101,12 @@ class Client:
             generation.resumable = kept_up.resumable
             return self._session(Session(generation, kept_up, timeout_s=timeout), headers)
         request = gateway_pb2.GenerateStreamRequest(generation=generation)
-        return Stream(CallSource(self._stub.GenerateStream(request, **self._call_arguments(timeout, headers))))
+        retry = Retry(self._retries, timeout)
+
+        def call() -> Any:
+            return self._stub.GenerateStream(request, **self._call_arguments(retry.timeout_s(), headers))
+
+        return Stream(CallSource(call(), retry, call))
 
     def resume(
         self,
@@ -118,7 +135,7 @@ class Client:
     ) -> list[int]:
         """The token ids of a text or a conversation, as `generate` would use them. Raises errors.HeadraceError."""
         request = build_tokenize(text, messages, model)
-        return list(_result(self._stub.Tokenize, request, self._call_arguments(timeout)).token_ids)
+        return list(self._result(self._stub.Tokenize, request, timeout).token_ids)
 
     def detokenize(
         self,
@@ -130,18 +147,16 @@ class Client:
     ) -> str:
         """The text of token ids. Raises errors.HeadraceError."""
         request = build_detokenize(token_ids, include_special_tokens, model)
-        return str(_result(self._stub.Detokenize, request, self._call_arguments(timeout)).text)
+        return str(self._result(self._stub.Detokenize, request, timeout).text)
 
     def list_models(self, *, timeout: float | None = None) -> list[gateway_pb2.Model]:
         """The models that can be asked. Raises errors.HeadraceError."""
         request = gateway_pb2.ListModelsRequest()
-        return list(_result(self._stub.ListModels, request, self._call_arguments(timeout)).models)
+        return list(self._result(self._stub.ListModels, request, timeout).models)
 
     def get_stats(self, *, timeout: float | None = None) -> gateway_pb2.GetStatsResponse:
         """What each engine is doing now. Raises errors.HeadraceError."""
-        answer: gateway_pb2.GetStatsResponse = _result(
-            self._stub.GetStats, gateway_pb2.GetStatsRequest(), self._call_arguments(timeout)
-        )
+        answer: gateway_pb2.GetStatsResponse = self._result(self._stub.GetStats, gateway_pb2.GetStatsRequest(), timeout)
         return answer
 
     def _session(self, session: Session, headers: Mapping[str, str] | None) -> Stream:
@@ -165,9 +180,20 @@ class Client:
     def _call_arguments(self, timeout: float | None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
         return {"timeout": timeout, "metadata": tuple({**self._headers, **(headers or {})}.items())}
 
-
-def _result(method: Callable[..., R], request: Any, arguments: dict[str, Any]) -> R:
-    try:
-        return method(request, **arguments)
-    except grpc.RpcError as failure:
-        raise error_of(failure) from None
+    def _result(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        timeout: float | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        retry = Retry(self._retries, timeout)
+        while True:
+            try:
+                return method(request, **self._call_arguments(retry.timeout_s(), headers))
+            except grpc.RpcError as failure:
+                error = error_of(failure)
+                wait_s = retry.wait_s(error)
+                if wait_s is None:
+                    raise error from None
+            time.sleep(wait_s)

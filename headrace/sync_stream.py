@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -10,6 +11,7 @@ import grpc
 
 from headrace import errors
 from headrace.answers import Answer, Collector, Delta, StreamMessage, error_of
+from headrace.retries import Retry
 
 
 class Source(Protocol):
@@ -132,29 +134,43 @@ class Stream:
 
 
 class CallSource:
-    """Messages of one `GenerateStream` call."""
+    """Messages of one `GenerateStream` call, or of a further one, while none has brought a message.
+
+    Args:
+        call: the open call.
+        retry: when there is a further one; None: never.
+        again: opens it.
+    """
 
     stream_id = ""
     resume_count = 0
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, retry: Retry | None = None, again: Callable[[], Any] | None = None) -> None:
         self.last_sequence_number = -1
-        self._call = call
-        self._closed = False
+        self._call, self._retry, self._again = call, retry, again
+        self._closed = threading.Event()
 
     def read(self) -> StreamMessage | None:
         """The next message, None at the end. Raises HeadraceError."""
-        try:
-            message: StreamMessage | None = next(self._call, None)
-        except grpc.RpcError as failure:
-            raise errors.Cancelled("the stream was closed") if self._closed else error_of(failure) from None
+        while True:
+            try:
+                message: StreamMessage | None = next(self._call, None)
+                break
+            except grpc.RpcError as failure:
+                error = errors.Cancelled("the stream was closed") if self._closed.is_set() else error_of(failure)
+            wait_s = self._retry.wait_s(error) if self._retry and self.last_sequence_number < 0 else None
+            if wait_s is None or self._again is None:
+                raise error
+            if self._closed.wait(wait_s):
+                raise errors.Cancelled("the stream was closed")
+            self._call = self._again()
         if message is not None:
             self.last_sequence_number = message.sequence_number
         return message
 
     def close(self) -> None:
         """Cancels the call."""
-        self._closed = True
+        self._closed.set()
         self._call.cancel()
 
     def drop(self) -> None:
