@@ -34,6 +34,13 @@ stack() { $COMPOSE -f compose.yaml -f check/compose.yaml "$@"; }
 scaled() { $COMPOSE -f compose.yaml -f compose.scale.yaml -f check/compose.yaml "$@"; }
 container() { scaled ps -q "$1"; }
 ask() { "$python" check/drive.py ask "$@" "$traces"; }
+healthy() {
+  for _ in $(seq 120); do
+    [ "$(docker inspect -f '{{.State.Health.Status}}' "$(container "$1")")" != healthy ] || return 0
+    sleep 1
+  done
+  wrong "$1 is not healthy"
+}
 ended() {
   local code=$?
   [ $code -eq 0 ] || { say "logs of what failed"; scaled logs --tail 15 2>&1 | tail -80; }
@@ -102,8 +109,10 @@ scaled up -d
 ask "$gateway"
 ask "$gateway_2"
 echo "scaled after $SECONDS s"
+healthy engine-2
 "$python" check/drive.py strike "$gateway_2" "$(container engine-2)" stop
-docker stop "$(container engine-2)" >/dev/null
+docker stop "$(container engine-2)" >/dev/null # most likely while it is still being imported
+[ "$(docker inspect -f '{{.State.ExitCode}}' "$(container engine-2)")" = 0 ] || wrong "a start that was stopped"
 ask "$gateway"
 ask "$gateway_2"
 docker stats --no-stream --format '{{.Name}} {{.MemUsage}}'

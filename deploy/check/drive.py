@@ -123,7 +123,7 @@ def strike(target: str, container: str, how: str) -> dict[str, Any]:
         if reader.numbers != list(range(len(reader.numbers))):
             lost[number] = "messages are missing, doubled or out of order"
     report = {
-        "container": container,
+        "container": docker("inspect", "-f", "{{.Name}}", container).strip("/"),
         "how": how,
         "exit_code": int(code),
         "ended_before": before,

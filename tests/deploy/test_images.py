@@ -31,7 +31,7 @@ def test_an_image_runs_its_process(process: str) -> None:
     assert server.port == SETTINGS[process]().server.port
     assert server.metrics_port == server.port + 10
     assert image.exposed == [server.port, server.metrics_port]
-    assert image.command == ["python", "-m", f"services.{process}"]
+    assert image.command == ["python", "-m", "services.common.run", process]
     assert image.health == ["python", "-m", healthcheck.__name__, f"127.0.0.1:{server.port}"]
     others = set(SETTINGS) - {process}
     assert any(f"/app/services/{process}" in copied for copied in image.copied)
