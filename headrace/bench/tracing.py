@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     lines, cheap = report(measure(arguments.rounds, Load(clients=arguments.clients)))
     for line in lines:
-        output.stdout().print(line)
+        output.stdout().print(line, soft_wrap=True)
     output.stdout().print("within 2 % and 1 ms" if cheap else "over the budget of 2 % and 1 ms")
     return output.OK if cheap else output.FAILED
 
