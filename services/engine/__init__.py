@@ -17,6 +17,11 @@ __all__ = ["Engine", "EngineConfig"]
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
+# oneDNN keeps half a megabyte of code for each shape of a product that it has seen, and torch keeps it again. Each
+# number of rows is a shape: after a while that is more than a gigabyte. This many are enough for what recurs.
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "256")
+
 
 def __getattr__(name: str) -> Any:
     if name in __all__:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from services.engine.engine import Engine, EngineConfig
-from services.engine.request import Request
+from services.engine.request import Request, SamplingParams
 from tests.engine.factories import tiny_config, write_model
 from tests.soak.callers import Callers
 
@@ -78,9 +78,10 @@ def main() -> int:
 
 
 def see_every_shape(engine: Engine) -> None:
-    """Compute steps of every size once: the matrix library keeps code for each shape, which is no leak."""
+    """Compute steps of every size once: the matrix library keeps code for up to 1,024 shapes, which is no leak."""
+    told = SamplingParams(prompt_logprobs=0)  # so that the head too computes any number of rows
     for count in range(1, LARGEST_STEP + 1):
-        engine.add(Request(-count, [1] * count, max_tokens=1, ignore_eos=True))
+        engine.add(Request(-count, [1] * count, max_tokens=1, sampling=told, ignore_eos=True))
         while engine.has_work:
             engine.step()
     for rows in range(1, MOST_ROWS + 1):
