@@ -3,7 +3,7 @@ SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: help setup run up test parity soak lint format protos breaking bench bench-tracing dashboards clean
+.PHONY: help setup run up test parity soak fuzz lint format protos breaking bench bench-tracing dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ parity: setup ## every family x grouping x block size x chunk against transforme
 
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak
+
+fuzz: setup ## 10,000 requests drawn from the contract's descriptors: no INTERNAL, no silence (about 8 minutes)
+	@FUZZ=10000 .venv/bin/pytest tests/fuzz
 
 lint: setup ## formatting, lint, types, contract
 	@.venv/bin/ruff format --check .

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 from opentelemetry.trace import SpanKind
 
@@ -176,7 +177,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return cast(
             "grpc.RpcMethodHandler[Any, Any]",
-            make(wrapped, handler.request_deserializer, handler.response_serializer),
+            make(
+                wrapped,
+                _reading(handler.request_deserializer, raises=bool(handler.request_streaming)),
+                handler.response_serializer,
+            ),
         )
 
     async def _run(
@@ -194,6 +199,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             refusal = self._refusal()
             if refusal is not None:
                 raise refusal
+            if isinstance(request, errors.HeadraceError):
+                raise request
             response = await behaviour(request, call)
             context.set_trailing_metadata(tuple(call.trailing))
         except BaseException as raised:  # noqa: BLE001 - the one place where everything becomes a status
@@ -258,6 +265,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         status = rpc_status.to_status(errors.to_status(error))
         trailing = (*call.trailing, *status.trailing_metadata)
         await context.abort(status.code, status.details, trailing)
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None, *, raises: bool) -> Callable[[bytes], Any]:
+    """A deserializer for which bytes that are no message are the caller's fault.
+
+    In a stream of requests the error comes out of the handler's iteration; alone, a request is read before there is a
+    handler, so the error takes its place.
+    """
+
+    def read(data: bytes) -> Any:
+        try:
+            return data if deserialize is None else deserialize(data)
+        except DecodeError:
+            error = errors.InvalidArgument("the request cannot be read: broken wire format, or text that is not UTF-8")
+            if raises:
+                raise error from None
+            return error
+
+    return read
 
 
 def _timed_out(call: Call, error: errors.HeadraceError) -> bool:
