@@ -32,7 +32,7 @@ parity: setup ## every family x grouping x block size x chunk against transforme
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak
 
-fuzz: setup ## 10,000 requests drawn from the contract's descriptors: no INTERNAL, no silence (about 8 minutes)
+fuzz: setup ## 10,000 requests drawn from the contract's descriptors: no INTERNAL, no silence (about 3 minutes)
 	@FUZZ=10000 .venv/bin/pytest tests/fuzz
 
 lint: setup ## formatting, lint, types, contract
