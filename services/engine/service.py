@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -19,7 +20,9 @@ from headrace.v1 import engine_pb2, engine_pb2_grpc, generation_pb2
 from services.common import telemetry
 from services.common.calls import Call, untraced
 from services.common.logs import Log
+from services.common.registry import Registry, repeat
 from services.common.serve import StartError
+from services.common.shared import SharedStateLost
 from services.engine import spans, wire
 from services.engine.blame import Blame
 from services.engine.engine import Engine, EngineConfig
@@ -44,6 +47,8 @@ class EngineProcess:
     def __init__(self, settings: EngineProcessSettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._settings, self._log = settings, log
         self._servicer = EngineServicer(telemetry_)
+        self._registration: asyncio.Task[None] | None = None
+        self._registry: Registry | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -72,6 +77,29 @@ class EngineProcess:
         )
         self._servicer.begin(engine, self._settings.model.name, _default_sampling(directory), self._on_fatal)
 
+        self._register()
+
+    def _register(self) -> None:
+        """Says where it is, where it is told to. Raises StartError."""
+        address, url = self._settings.registry.advertise, self._settings.redis.url
+        if not address:
+            return
+        if not url:
+            raise StartError(f"HEADRACE_ENGINE_ADVERTISE={address} needs HEADRACE_REDIS_URL")
+        registry = self._registry = Registry(url)
+        work = repeat(lambda: registry.announce(address), "announce", self._log)
+        self._registration = asyncio.create_task(work)
+
+    async def _withdraw(self) -> None:
+        if self._registration is None or self._registry is None:
+            return
+        self._registration.cancel()
+        await asyncio.gather(self._registration, return_exceptions=True)
+        with contextlib.suppress(SharedStateLost, TimeoutError):
+            await asyncio.wait_for(self._registry.withdraw(self._settings.registry.advertise), 0.5)
+        await self._registry.close()
+        self._registration = None
+
     def _load(self, directory: Path) -> Engine:
         engine = Engine.load(EngineConfig(model_dir=directory, **asdict(self._settings.engine)))
         engine.warm_up()
@@ -88,10 +116,12 @@ class EngineProcess:
 
     async def drain(self) -> None:
         """Returns when no generation is open."""
+        await self._withdraw()
         await self._servicer.idle.wait()
 
     async def stop(self) -> None:
         """Ends the engine's thread."""
+        await self._withdraw()
         if self._servicer.loop is not None:
             self._servicer.loop.stop(drain=False)
             await asyncio.to_thread(self._servicer.loop.join, 1.0)

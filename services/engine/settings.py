@@ -8,6 +8,7 @@ from services.common.logs import LogSettings
 from services.common.models import ModelSettings
 from services.common.serve import ServerSettings
 from services.common.settings import setting
+from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
 
 
@@ -65,11 +66,23 @@ class EngineSettings:
 
 
 @dataclass(frozen=True)
+class RegistrySettings:
+    """Whether the engine says by itself where it is."""
+
+    SECTION = "ENGINE"
+    advertise: str = setting(
+        "", "host:port under which gateways and stream processes reach it; registered in Redis; empty: not registered"
+    )
+
+
+@dataclass(frozen=True)
 class EngineProcessSettings:
     """Everything that the engine process can be told."""
 
     server: ServerSettings = ServerSettings(port=50053)
     engine: EngineSettings = EngineSettings()
     model: ModelSettings = ModelSettings()
+    registry: RegistrySettings = RegistrySettings()
+    redis: RedisSettings = RedisSettings()
     trace: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()

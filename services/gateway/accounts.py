@@ -52,7 +52,7 @@ class Accounts:
             metrics.set(names.REQUESTS_OPEN_LIMIT, admission.places)
             for name, number in PRIORITIES.items():
                 metrics.set(names.REQUESTS_QUEUED, admission.queued(number), name)
-            for engine in router.engines.values():
+            for engine in list(router.engines.values()):
                 metrics.set(names.ENGINE_SERVING, engine.serving, engine.address)
                 metrics.set(names.ENGINE_REQUESTS, engine.open_count, engine.address)
 

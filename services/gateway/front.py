@@ -7,13 +7,14 @@ import ipaddress
 
 from services.common.logs import Log
 from services.common.metrics import Metrics
+from services.common.registry import Registry
 from services.common.serve import ServerSettings, StartError
 from services.gateway.identity import ANONYMOUS_TENANT, Access
 from services.gateway.keys import KeyFile, KeyRing, RedisKeys
 from services.gateway.meter import Meter
 from services.gateway.quota import MemoryQuotas, UsageFile
 from services.gateway.redis_quota import RedisQuotas
-from services.gateway.settings import AccessSettings, QuotaSettings
+from services.gateway.settings import AccessSettings, PeerSettings, QuotaSettings
 
 SALT_BYTES = 16
 EVERYBODY = "*"
@@ -49,6 +50,15 @@ def key_ring(settings: AccessSettings, redis_url: str, access: Access, log: Log)
             raise StartError("HEADRACE_GATEWAY_KEYS_IN_REDIS=true needs HEADRACE_REDIS_URL")
         return KeyRing(RedisKeys(redis_url), access, log)
     return None
+
+
+def find_registry(settings: PeerSettings, redis_url: str) -> Registry | None:
+    """Where engines register; None: those named are all there are. Raises StartError."""
+    if not settings.engines_in_redis:
+        return None
+    if not redis_url:
+        raise StartError("HEADRACE_GATEWAY_ENGINES_IN_REDIS=true needs HEADRACE_REDIS_URL")
+    return Registry(redis_url)
 
 
 def make_meter(settings: QuotaSettings, redis_url: str, metrics: Metrics, log: Log) -> Meter:

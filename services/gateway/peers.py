@@ -24,6 +24,7 @@ from services.common import names, telemetry
 from services.common.calls import peer_error
 from services.common.dial import open_channel, wait_until_serving, watch_health
 from services.common.logs import Log
+from services.common.registry import Registry, repeat
 from services.gateway.router import Engine, Router
 from services.gateway.settings import PeerSettings
 
@@ -111,8 +112,9 @@ class Relays:
 class Engines:
     """Asks engines for facts and state, and keeps the router informed."""
 
-    def __init__(self, router: Router, log: Log) -> None:
-        self._router, self._log = router, log
+    def __init__(self, router: Router, log: Log, registry: Registry | None = None) -> None:
+        self._router, self._log, self._registry = router, log, registry
+        self._found: dict[str, asyncio.Task[None]] = {}
         self.channels = {address: open_channel(address) for address in router.engines}
         self._stubs = {address: engine_pb2_grpc.EngineServiceStub(c) for address, c in self.channels.items()}
         self.first_serving = asyncio.Event()
@@ -122,6 +124,26 @@ class Engines:
         async with asyncio.TaskGroup() as group:
             for engine in self._router.engines.values():
                 group.create_task(self._watch(engine))
+            if self._registry is not None:
+                group.create_task(repeat(lambda: self._find(group), "find engines", self._log))
+
+    async def _find(self, group: asyncio.TaskGroup) -> None:
+        """Takes up engines that have registered, and leaves those whose lease has ended. Raises SharedStateLost."""
+        if self._registry is None:
+            return
+        registered = await self._registry.addresses()
+        for address in registered:
+            if address not in self._router.engines:
+                self.channels[address] = open_channel(address)
+                self._stubs[address] = engine_pb2_grpc.EngineServiceStub(self.channels[address])
+                self._router.engines[address] = engine = Engine(address)
+                self._found[address] = group.create_task(self._watch(engine))
+        for address in set(self._found) - set(registered):
+            engine = self._router.engines[address]
+            if not engine.serving and not engine.open_count:  # a lease may end because Redis forgot it
+                self._found.pop(address).cancel()
+                del self._router.engines[address], self._stubs[address]
+                await self.channels.pop(address).close()
 
     async def _watch(self, engine: Engine) -> None:
         changes: asyncio.Queue[bool] = asyncio.Queue()
@@ -157,10 +179,11 @@ class Engines:
 
     async def stats(self, address: str) -> engine_pb2.EngineStats | None:
         """What an engine is doing now; None where it does not answer."""
+        stub = self._stubs.get(address)
+        if stub is None:  # it has just been left
+            return None
         try:
-            answer = await self._stubs[address].GetStats(
-                engine_pb2.EngineServiceGetStatsRequest(), timeout=STATS_TIMEOUT_S
-            )
+            answer = await stub.GetStats(engine_pb2.EngineServiceGetStatsRequest(), timeout=STATS_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return None
         stats: engine_pb2.EngineStats = answer.stats
@@ -170,10 +193,18 @@ class Engines:
 class Peers:
     """Every process that the gateway calls."""
 
-    def __init__(self, settings: PeerSettings, router: Router, telemetry_: telemetry.Telemetry, log: Log) -> None:
+    def __init__(
+        self,
+        settings: PeerSettings,
+        router: Router,
+        telemetry_: telemetry.Telemetry,
+        log: Log,
+        registry: Registry | None = None,
+    ) -> None:
         self.tokenizer = Tokenizer(settings.tokenizer_address, telemetry_)
         self.relays = Relays(settings.stream_address, telemetry_)
-        self.engines = Engines(router, log)
+        self._registry = registry
+        self.engines = Engines(router, log, registry)
         self._log = log
 
     async def wait_until_serving(self) -> None:
@@ -196,6 +227,8 @@ class Peers:
         """Closes every channel."""
         channels = [self.tokenizer.channel, self.relays.channel, *self.engines.channels.values()]
         await asyncio.gather(*(channel.close() for channel in channels))
+        if self._registry is not None:
+            await self._registry.close()
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from services.common.shared import SharedStateLost
 from services.gateway import admin, validation
 from services.gateway.accounts import Accounts
 from services.gateway.admission import Admission
-from services.gateway.front import Salts, decide_access, is_loopback, key_ring, make_meter
+from services.gateway.front import Salts, decide_access, find_registry, is_loopback, key_ring, make_meter
 from services.gateway.identity import Access, BadKeys, Identity
 from services.gateway.patience import Patience
 from services.gateway.peers import Peers
@@ -53,7 +53,8 @@ class GatewayProcess:
     def __init__(self, settings: GatewaySettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._telemetry, self._log = telemetry_, log
         self._router = Router(settings.peers.engine_addresses)
-        self._peers = Peers(settings.peers, self._router, telemetry_, log)
+        registry = find_registry(settings.peers, settings.redis.url)
+        self._peers = Peers(settings.peers, self._router, telemetry_, log, registry)
         limits, router = settings.limits, self._router
         self._admission = Admission(
             limits.max_open_requests,

@@ -21,6 +21,7 @@ class PeerSettings:
     tokenizer_address: str = setting("127.0.0.1:50051", "host:port of the tokenizer")
     stream_address: str = setting("127.0.0.1:50052", "host:port of the stream process")
     engine_addresses: tuple[str, ...] = setting(("127.0.0.1:50053",), "host:port of each engine, comma separated")
+    engines_in_redis: bool = setting(False, "engines that registered themselves are found in Redis, beside those named")
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,13 @@ def serves(address: str, credentials: grpc.ChannelCredentials | None = None) -> 
 
 @contextmanager
 def start_process(name: str, credentials: grpc.ChannelCredentials | None = None, **variables: str) -> Iterator[Process]:
-    """A service on a free port; `variables` are settings by name, HEADRACE_ left out."""
+    """A service on a free port; `variables` are settings by name, HEADRACE_ left out, {port} in them is that port."""
     port = ports.free("127.0.0.1", 1)[0]
     settings = {
         **os.environ,
         f"HEADRACE_{name.upper()}_PORT": str(port),
         "HEADRACE_TRACE_LEVEL": "0",
-        **{f"HEADRACE_{key}": value for key, value in variables.items()},
+        **{f"HEADRACE_{key}": value.replace("{port}", str(port)) for key, value in variables.items()},
     }
     supervisor = Supervisor((Program(name, (sys.executable, "-m", f"services.{name}"), settings),))
     supervisor.start()

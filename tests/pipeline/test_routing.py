@@ -104,6 +104,25 @@ def test_an_engine_dies_under_load(tiny_pipeline, random_model):
     assert outcomes.count("ok") > 30
 
 
+def test_engines_register_themselves(tiny_pipeline, random_model, redis_server):
+    """Found when they come, left when they have gone, and requests go on meanwhile."""
+    settings = {"MODEL": str(random_model), "ENGINE_DTYPE": "float32", "ENGINE_KV_BLOCKS": "4096"}
+    settings |= {"REDIS_URL": redis_server.url, "ENGINE_ADVERTISE": "127.0.0.1:{port}"}
+    finding = {"REDIS_URL": redis_server.url, "GATEWAY_ENGINES_IN_REDIS": "true", "GATEWAY_ENGINE_ADDRESSES": ""}
+    with start_process("engine", **settings) as first, start_gateway(tiny_pipeline, **finding) as gateway:
+        client = gateway.client()
+        assert [engine.address for engine in client.get_stats().engines] == [first.address]
+        with start_process("engine", **settings) as second:
+            addresses = {first.address, second.address}
+            until(lambda: {e.address for e in client.get_stats().engines} == addresses, 10, "it is found")
+            until(lambda: all_serve(client), 10, "both serve")
+            first.supervisor.stop(grace_s=10)
+            assert client.generate("x", max_tokens=1, timeout=10).usage.completion_token_count == 1
+            until(lambda: len(client.get_stats().engines) == 1, 20, "the first is left")
+            assert client.generate("x", max_tokens=1, timeout=10).usage.completion_token_count == 1
+        client.close()
+
+
 def test_one_engine_alone_is_not_tried_twice(tiny_pipeline, random_model):
     """Nothing to go to: the caller hears at once that it is lost."""
     with (
