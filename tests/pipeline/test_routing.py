@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace import errors
+from headrace import Client, errors
 from tests.pipeline.conftest import until
 from tests.pipeline.gateways import start_gateway, start_process
 
@@ -102,6 +102,44 @@ def test_an_engine_dies_under_load(tiny_pipeline, random_model):
         client.close()
     assert set(outcomes) <= {"ok", "late"}
     assert outcomes.count("ok") > 30
+
+
+def test_a_gateway_dies_under_load(tiny_pipeline):
+    """Clients that know both go on with the other; only streams past their first token and not resumable fail."""
+    with start_gateway(tiny_pipeline) as doomed, start_gateway(tiny_pipeline) as other:
+        client = Client(f"ipv4:{doomed.address},{other.address}", retries=6)
+        outcomes: list[str] = []
+        lock, stop = threading.Lock(), threading.Event()
+
+        def note(outcome: str) -> None:
+            with lock:
+                outcomes.append(outcome)
+
+        def ask(number: int) -> None:
+            while not stop.is_set():
+                seen, resumable = 0, number % 3 == 2
+                try:
+                    if number % 3 == 0:
+                        client.generate("Tell me", max_tokens=60, ignore_eos=True)
+                    else:
+                        for delta in client.stream("Once", max_tokens=200, ignore_eos=True, resumable=resumable):
+                            seen += delta.token_count
+                except errors.HeadraceError as error:
+                    note("late" if seen and not resumable else f"{number % 3}: {error.reason} {error.message}")
+                else:
+                    note("ok")
+
+        with ThreadPoolExecutor(9) as threads:
+            running = [threads.submit(ask, number) for number in range(9)]
+            until(lambda: len(outcomes) > 9, 60, "it runs")
+            doomed.supervisor.stop(at_once=True)
+            before = len(outcomes)
+            until(lambda: len(outcomes) > before + 30, 60, "it goes on with one gateway")
+            stop.set()
+            for one in running:
+                one.result()
+        client.close()
+    assert set(outcomes) <= {"ok", "late"}
 
 
 def test_engines_register_themselves(tiny_pipeline, random_model, redis_server):
