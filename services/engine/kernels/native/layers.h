@@ -3,7 +3,6 @@
 #pragma once
 
 #include <immintrin.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cmath>
@@ -79,12 +78,16 @@ inline Vec silu(Vec x) {
 
 // --- products -------------------------------------------------------------------------------------------
 
-constexpr int kAhead = 2048;  // elements of a weight that are fetched before they are needed, few rows
+#ifndef HEADRACE_AHEAD
+#define HEADRACE_AHEAD 2048
+#endif
+constexpr int kAhead = HEADRACE_AHEAD;  // elements of a weight that are fetched before they are needed, few rows
 
-// MR rows times NP panels, in registers. KU sums in turn hide the latency of the addition where there are few.
-template <int MR, int NP, int KU, bool FETCH, class End>
+// MR rows times NP panels, in registers. KU sums in turn hide the latency of the addition where there are few. With
+// FETCH, as many panels from `next` on are brought into the cache meanwhile.
+template <int MR, int NP, int KU, int FETCH, class End>
 inline __attribute__((always_inline)) void tile(const bf16* a, int64_t lda, const bf16* b, int64_t panel, int64_t pairs,
-                                                 End&& end) {
+                                                const bf16* next, End&& end) {
   Vec sum[KU][MR][NP];
 #pragma GCC unroll 4
   for (int u = 0; u < KU; ++u)
@@ -96,10 +99,10 @@ inline __attribute__((always_inline)) void tile(const bf16* a, int64_t lda, cons
   auto step = [&](int u, int64_t at) __attribute__((always_inline)) {
     __m512i w[NP];
 #pragma GCC unroll 4
-    for (int j = 0; j < NP; ++j) {
-      w[j] = _mm512_load_si512(b + j * panel + at * 32);
-      if (FETCH) _mm_prefetch(reinterpret_cast<const char*>(b + j * panel + at * 32 + kAhead), _MM_HINT_T0);
-    }
+    for (int j = 0; j < NP; ++j) w[j] = _mm512_load_si512(b + j * panel + at * 32);
+#pragma GCC unroll 4
+    for (int j = 0; j < FETCH; ++j)
+      _mm_prefetch(reinterpret_cast<const char*>(next + j * panel + at * 32), _MM_HINT_T0);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
       int32_t two;
@@ -134,19 +137,25 @@ template <int MR, int NP, class End>
 inline void few_rows(int64_t rows, const bf16* a, int64_t lda, const bf16* b, int64_t panel, int64_t pairs, End&& end) {
   if constexpr (MR > 0) {
     if (rows == MR) {
-      tile<MR, NP, 1, false>(a, lda, b, panel, pairs, end);
+      tile<MR, NP, 1, 0>(a, lda, b, panel, pairs, b, end);
     } else {
       few_rows<MR - 1, NP>(rows, a, lda, b, panel, pairs, end);
     }
   }
 }
 
-// Any rows times NP panels; end(row, out[NP]).
-template <int NP, class End>
+// Any rows times NP panels; end(row, out[NP]). With FETCH the first tiles fetch the NP panels after these.
+template <int NP, bool FETCH, class End>
 inline void column(const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel, int64_t pairs, End&& end) {
   int64_t i = 0;
+  if constexpr (FETCH) {
+    constexpr int kEach = NP > 1 ? 2 : 1;
+    for (int64_t j = 0; j < NP && i + kRows <= rows; j += kEach, i += kRows)
+      tile<kRows, NP, 1, kEach>(a + i * lda, lda, b, panel, pairs, b + (NP + j) * panel,
+                                [&](int r, Vec* out) { end(i + r, out); });
+  }
   for (; i + kRows <= rows; i += kRows)
-    tile<kRows, NP, 1, false>(a + i * lda, lda, b, panel, pairs, [&](int r, Vec* out) { end(i + r, out); });
+    tile<kRows, NP, 1, 0>(a + i * lda, lda, b, panel, pairs, b, [&](int r, Vec* out) { end(i + r, out); });
   if (i < rows)
     few_rows<kRows - 1, NP>(rows - i, a + i * lda, lda, b, panel, pairs, [&](int r, Vec* out) { end(i + r, out); });
 }
@@ -157,7 +166,7 @@ inline void stream_rows(int64_t rows, const bf16* a, int64_t lda, const bf16* b,
   if constexpr (MR > 0) {
     if (rows == MR) {
       constexpr int KU = MR * NP >= 6 ? 1 : MR * NP >= 3 ? 2 : 4;
-      tile<MR, NP, KU, true>(a, lda, b, panel, pairs, end);
+      tile<MR, NP, KU, NP>(a, lda, b, panel, pairs, b + kAhead, end);
     } else {
       stream_rows<MR - 1, NP>(rows, a, lda, b, panel, pairs, end);
     }
@@ -176,19 +185,23 @@ void product(const bf16* a, int64_t lda, int64_t rows, const Matrix& m, int64_t 
     for (int c = 0; c < count; c += STEP) end(row, at + c, out + c);
   };
   if (rows <= kFewRows) {
-    for (; j < to; j += STEP)
-      stream_rows<kFewRows, STEP>(rows, a, lda, m.data + j * panel, panel, pairs,
-                                  [&](int r, Vec* out) { give(r, j, out, STEP); });
+    for (; j + 2 <= to; j += 2)
+      stream_rows<kFewRows, 2>(rows, a, lda, m.data + j * panel, panel, pairs,
+                               [&](int r, Vec* out) { give(r, j, out, 2); });
+    if constexpr (!PAIR)
+      for (; j < to; ++j)
+        stream_rows<kFewRows, 1>(rows, a, lda, m.data + j * panel, panel, pairs,
+                                 [&](int r, Vec* out) { give(r, j, out, 1); });
     return;
   }
   for (; j + kPanels <= to; j += kPanels)
-    column<kPanels>(a, lda, rows, m.data + j * panel, panel, pairs,
+    column<kPanels, true>(a, lda, rows, m.data + j * panel, panel, pairs,
                     [&](int64_t r, Vec* out) { give(r, j, out, kPanels); });
   for (; j + 2 <= to; j += 2)
-    column<2>(a, lda, rows, m.data + j * panel, panel, pairs, [&](int64_t r, Vec* out) { give(r, j, out, 2); });
+    column<2, true>(a, lda, rows, m.data + j * panel, panel, pairs, [&](int64_t r, Vec* out) { give(r, j, out, 2); });
   if constexpr (!PAIR)
     for (; j < to; ++j)
-      column<1>(a, lda, rows, m.data + j * panel, panel, pairs, [&](int64_t r, Vec* out) { give(r, j, out, 1); });
+      column<1, true>(a, lda, rows, m.data + j * panel, panel, pairs, [&](int64_t r, Vec* out) { give(r, j, out, 1); });
 }
 
 inline Vec with_bias(const Matrix& m, int64_t panel, Vec sum) {
@@ -249,24 +262,28 @@ void embed(const Model& model, int64_t token, float* out) {
 // --- attention ------------------------------------------------------------------------------------------
 
 // Sixteen rows of sixteen 32-bit values change places with their columns.
-inline void transpose(__m512i r[16]) {
+inline __attribute__((always_inline)) void transpose(__m512i r[16]) {
   __m512i t[16];
+#pragma GCC unroll 16
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
     t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
   }
+#pragma GCC unroll 16
   for (int i = 0; i < 16; i += 4) {
     r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
     r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
     r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
     r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
   }
+#pragma GCC unroll 16
   for (int i = 0; i < 4; ++i) {
     t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
     t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
     t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
     t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
   }
+#pragma GCC unroll 16
   for (int i = 0; i < 4; ++i) {
     r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
     r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
@@ -280,11 +297,22 @@ inline void any_panels(int64_t panels, const bf16* a, int64_t lda, int64_t rows,
                        int64_t pairs, End&& end) {
   int64_t j = 0;
   for (; j + 4 <= panels; j += 4)
-    column<4>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) {
+    column<4, false>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) {
       for (int c = 0; c < 4; ++c) end(r, j + c, out[c]);
     });
   for (; j < panels; ++j)
-    column<1>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) { end(r, j, out[0]); });
+    column<1, false>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) { end(r, j, out[0]); });
+}
+
+// Puts the dimensions back in order after values were interleaved sixteen bytes at a time.
+inline void straighten(float* x, int64_t dim) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int64_t d = 0; d + 32 <= dim; d += 32) {
+    const Vec low = _mm512_loadu_ps(x + d), high = _mm512_loadu_ps(x + d + 16);
+    _mm512_storeu_ps(x + d, _mm512_permutex2var_ps(low, first, high));
+    _mm512_storeu_ps(x + d + 16, _mm512_permutex2var_ps(low, second, high));
+  }
 }
 
 // One unit, block by block of the context, keys and values read once for all query heads of the group; running maximum
@@ -308,6 +336,8 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
   float* total = reinterpret_cast<float*>(take(rows * 4));
   for (int64_t i = 0; i < unit.count; ++i)
     std::memcpy(query + i * group * dim, scratch.query + (first + i) * width + unit.head * group * dim, group * dim * 2);
+  bf16* zeros = reinterpret_cast<bf16*>(take(dim * 2));  // in the place of slots beyond the context
+  std::memset(zeros, 0, dim * 2);
   std::fill(peak, peak + rows, -1e30f);
   std::fill(total, total + rows, 0.f);
   std::memset(sums, 0, rows * dim * 4);
@@ -315,33 +345,59 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
   const Vec none = _mm512_set1_ps(-INFINITY);
   const int64_t last = step.positions[first + unit.count - 1] + 1;  // places that the last query sees
   const int64_t end = std::min<int64_t>(unit.kv1, last);
+  const bf16* places[2][kPlaces];  // of this block of the context and of the next
+  auto locate = [&](int64_t from, int64_t count, const bf16** at) {
+    int64_t block = from / step.block_size, offset = from % step.block_size;
+    for (int64_t p = 0; p < count; ++p) {
+      at[p] = pool + (table[block] * step.block_size + offset) * token_stride + unit.head * dim;
+      if (++offset == step.block_size) ++block, offset = 0;
+    }
+    for (int64_t p = count; p < round_up(count, 16); ++p) at[p] = zeros;
+  };
   for (int64_t from = unit.kv0; from < end; from += kPlaces) {
     const int64_t count = std::min(kPlaces, end - from), padded = round_up(count, 16);
-    const bf16* at[kPlaces];
-    for (int64_t p = 0; p < count; ++p) {
-      const int64_t place = from + p, block = table[place / step.block_size];
-      at[p] = pool + (block * step.block_size + place % step.block_size) * token_stride + unit.head * dim;
+    const bf16** at = places[(from - unit.kv0) / kPlaces % 2];
+    if (from == unit.kv0) locate(from, count, at);
+    const int64_t coming = std::min(kPlaces, end - from - kPlaces);
+    if (coming > 0) {  // fetched while this block is computed: places of one head lie apart, which no hardware foresees
+      const bf16** then = places[((from - unit.kv0) / kPlaces + 1) % 2];
+      locate(from + kPlaces, coming, then);
+      for (int64_t p = 0; p < coming; ++p)
+        for (int64_t d = 0; d < dim; d += 32) {
+          _mm_prefetch(reinterpret_cast<const char*>(then[p] + d), _MM_HINT_T0);
+          _mm_prefetch(reinterpret_cast<const char*>(then[p] + model.kv_heads * dim + d), _MM_HINT_T0);
+        }
     }
     for (int64_t p = 0; p < padded; p += 16)
       for (int64_t d = 0; d < dim; d += 32) {
         const int64_t pairs = std::min<int64_t>(16, (dim - d) / 2);
         const __mmask16 mask = static_cast<__mmask16>(pairs == 16 ? 0xffff : (1u << pairs) - 1);
         __m512i r[16];
-        for (int i = 0; i < 16; ++i)
-          r[i] = p + i < count ? _mm512_maskz_loadu_epi32(mask, at[p + i] + d) : _mm512_setzero_si512();
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, at[p + i] + d);
         transpose(r);
-        for (int64_t i = 0; i < pairs; ++i) _mm512_store_si512(keys + (p / 16 * (dim / 2) + d / 2 + i) * 32, r[i]);
+        bf16* to = keys + (p / 16 * (dim / 2) + d / 2) * 32;
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i)
+          if (i < pairs) _mm512_store_si512(to + i * 32, r[i]);
       }
     const int64_t value_at = model.kv_heads * dim, value_pairs = padded / 2;
-    for (int64_t p = 0; p < padded; p += 2)
-      for (int64_t d = 0; d < dim; d += 16) {
-        auto load = [&](int64_t i) {
-          return i < count ? _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at[i] + value_at + d)))
-                           : _mm512_setzero_si512();
-        };
-        _mm512_store_si512(values + (d / 16 * value_pairs + p / 2) * 32,
-                           _mm512_or_si512(load(p), _mm512_slli_epi32(load(p + 1), 16)));
+    for (int64_t p = 0; p < padded; p += 2) {
+      const bf16 *one = p < count ? at[p] + value_at : zeros, *two = p + 1 < count ? at[p + 1] + value_at : zeros;
+      bf16* to = values + p / 2 * 32;
+      int64_t d = 0;
+      for (; d + 32 <= dim; d += 32) {  // leaves the dimensions in the order that `straighten` undoes
+        const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(two + d);
+        _mm512_store_si512(to + d / 16 * value_pairs * 32, _mm512_unpacklo_epi16(a, b));
+        _mm512_store_si512(to + (d / 16 + 1) * value_pairs * 32, _mm512_unpackhi_epi16(a, b));
       }
+      if (d < dim) {
+        auto load = [&](const bf16* x) {
+          return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + d)));
+        };
+        _mm512_store_si512(to + d / 16 * value_pairs * 32, _mm512_or_si512(load(one), _mm512_slli_epi32(load(two), 16)));
+      }
+    }
     any_panels(padded / 16, query, dim, rows, keys, dim / 2 * 32, dim / 2,
                [&](int64_t r, int64_t j, Vec s) { _mm512_storeu_ps(scores + r * kPlaces + j * 16, _mm512_mul_ps(s, scale)); });
     for (int64_t r = 0; r < rows; ++r) {
@@ -378,6 +434,7 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
     });
   }
   for (int64_t r = 0; r < rows; ++r) {
+    straighten(sums + r * dim, dim);
     if (unit.partial >= 0) {
       float* out = scratch.partials + (unit.partial + r) * (dim + 2);
       std::memcpy(out, sums + r * dim, dim * 4);

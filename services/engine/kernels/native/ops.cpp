@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <omp.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 
@@ -17,15 +16,14 @@ void Barrier::wait() {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
     arrived_.store(0, std::memory_order_relaxed);
     round_.store(round + 1, std::memory_order_release);
+    round_.notify_all();
     return;
   }
-  for (int spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins < 4000) {
-      __builtin_ia32_pause();
-    } else {
-      sched_yield();  // the core may be needed by who we wait for
-    }
+  for (int spins = 0; spins < 4000; ++spins) {
+    if (round_.load(std::memory_order_acquire) != round) return;
+    __builtin_ia32_pause();
   }
+  round_.wait(round, std::memory_order_acquire);  // sleeps: the core may be needed by who we wait for
 }
 
 namespace {

@@ -82,8 +82,8 @@ inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / t
 
 // Bytes that one thread needs for attention.
 inline int64_t private_bytes(int64_t dim, int64_t rows) {
-  int64_t count = rows * dim * 2 + kPlaces * dim * 4 + rows * kPlaces * 6 + rows * dim * 4 + rows * 8;
-  return round_up(count + 512, 4096);
+  int64_t count = rows * dim * 2 + kPlaces * dim * 4 + rows * kPlaces * 6 + rows * dim * 4 + rows * 8 + dim * 2;
+  return round_up(count + 1024, 4096);
 }
 
 // All threads of a team meet. Spins for microseconds, then lets others have the core.
