@@ -13,6 +13,7 @@ const protos = loader.loadSync("headrace/v1/gateway.proto", {
   longs: Number,
   enums: String,
   oneofs: true,
+  defaults: true, // a zero that was not sent reads as zero
 });
 const { GatewayService } = grpc.loadPackageDefinition(protos).headrace.v1;
 const [target, text] = process.argv.slice(2);
@@ -42,7 +43,7 @@ for (let attempt = 0; ; attempt += 1) {
     break;
   } catch (error) {
     if (count || attempt >= 3 || error.code !== grpc.status.UNAVAILABLE) {
-      console.error(`${grpc.status[error.code]}: ${error.details}`);
+      console.error(error.code === undefined ? error : `${grpc.status[error.code]}: ${error.details}`);
       process.exitCode = 1;
       break;
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -110,3 +111,16 @@ def test_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="node and npm"):
         need_node()
+
+
+def test_the_example_runs(node: str, pipeline: Pipeline, tmp_path: Path) -> None:
+    """examples/service.mjs streams an answer and its count."""
+    root = HERE.parents[1]
+    (tmp_path / "examples").mkdir()
+    shutil.copy(root / "examples" / "service.mjs", tmp_path / "examples")
+    (tmp_path / "protos").symlink_to(root / "protos")
+    (tmp_path / "node_modules").symlink_to(HERE / "node_modules")
+    command = [node, "examples/service.mjs", pipeline.target, "Water runs down to the sea."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\S.*\n\d+ tokens\n$", done.stdout, re.DOTALL), done.stdout
