@@ -33,6 +33,7 @@ from services.common.telemetry import Telemetry, TelemetrySettings
 from services.common.tls import TlsSettings
 
 FAILED = 1
+FLUSH_S = 0.25  # so that the last statuses leave before the connections do
 S = TypeVar("S", bound="ProcessSettings")
 
 
@@ -170,7 +171,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
         await _end_open_calls(interceptor)
         return FAILED
     finally:
-        await server.stop(0)
+        await server.stop(FLUSH_S)
         if service is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(service.stop(), 1.0)
