@@ -20,7 +20,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # oneDNN keeps half a megabyte of code for each shape of a product that it has seen, and torch keeps it again. Each
 # number of rows is a shape: after a while that is more than a gigabyte. This many are enough for what recurs.
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-    os.environ.setdefault(_name, "256")
+    os.environ.setdefault(_name, "512")
 
 
 def __getattr__(name: str) -> Any:
