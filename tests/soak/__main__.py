@@ -1,7 +1,8 @@
 """`make soak`: a tiny model, tens of thousands of requests, and then: nothing leaked, nothing hung, memory flat.
 
 The run is cut into rounds. After each, all requests have ended, every block must be free or cached, and the size of
-the process is noted. It is flat when the 95 % confidence interval of its growth a round, in the second half, has 0 in it.
+the process is noted. It is flat when the 95 % confidence interval of its growth a round, in the second half, has 0 in
+it.
 """
 
 from __future__ import annotations
