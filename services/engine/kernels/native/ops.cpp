@@ -19,7 +19,7 @@ void Barrier::wait() {
     round_.notify_all();
     return;
   }
-  for (int spins = 0; spins < 4000; ++spins) {
+  for (int spins = 0; spins < 40000; ++spins) {
     if (round_.load(std::memory_order_acquire) != round) return;
     __builtin_ia32_pause();
   }
