@@ -15,7 +15,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -72,23 +73,33 @@ class ProcessSettings(Protocol):
         """What is logged."""
 
 
-class Service(Protocol):
+class Service(ABC):
     """What `serve` needs of a service."""
 
     name: str
 
+    @abstractmethod
     def register(self, server: grpc.aio.Server) -> list[str]:
         """Adds the servicers; returns their full names."""
 
+    @abstractmethod
     async def start(self) -> None:
         """Returns when ready to serve. Raises StartError."""
 
     async def failure(self) -> str:
         """Returns, with the reason, if the service fails later; else never."""
+        await asyncio.Event().wait()
+        return ""
 
-    async def drain(self) -> None:
-        """Returns when no work is left (new calls are refused by then)."""
+    async def drain(self, calls_ended: Callable[[], Awaitable[object]]) -> None:
+        """Returns when no work is left (new calls are refused by then).
 
+        Args:
+            calls_ended: returns when no call is open; for services whose every call ends.
+        """
+        await calls_ended()
+
+    @abstractmethod
     async def stop(self) -> None:
         """Frees everything; bounded."""
 
@@ -274,7 +285,7 @@ async def _until_stopped(
 async def _drain(life: _Life, service: Service, interceptor: CallInterceptor, grace_s: float, log: logs.Log) -> None:
     """Lets open work end; what is left after the grace period, or at a second signal, ends UNAVAILABLE."""
     log.info("draining", open_calls=len(interceptor.open), grace_s=grace_s)
-    drained = asyncio.ensure_future(service.drain())
+    drained = asyncio.ensure_future(service.drain(interceptor.idle.wait))
     forced = asyncio.ensure_future(life.forced.wait())
     await asyncio.wait({drained, forced}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
     for task in (drained, forced):

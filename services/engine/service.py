@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from services.common import telemetry
 from services.common.calls import Call, untraced
 from services.common.logs import Log
 from services.common.registry import Registry, repeat
-from services.common.serve import StartError
+from services.common.serve import Service, StartError
 from services.common.shared import SharedStateLost
 from services.engine import spans, wire
 from services.engine.blame import Blame
@@ -39,7 +39,7 @@ FULL_NAME = "headrace.v1.EngineService"
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class EngineProcess:
+class EngineProcess(Service):
     """The engine process as `serve` sees it."""
 
     name = "engine"
@@ -114,8 +114,8 @@ class EngineProcess:
         """Returns when the engine's loop has died."""
         return await asyncio.shield(self._failed)
 
-    async def drain(self) -> None:
-        """Returns when no generation is open."""
+    async def drain(self, calls_ended: Callable[[], Awaitable[object]]) -> None:
+        """Returns when no generation is open: attached streams last for ever."""
         await self._withdraw()
         await self._servicer.idle.wait()
 

@@ -24,7 +24,7 @@ from headrace.v1 import (
 from services.common import names, telemetry
 from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
-from services.common.serve import ServerSettings, SidePort, StartError
+from services.common.serve import ServerSettings, Service, SidePort, StartError
 from services.common.settings import describe
 from services.common.shared import SharedStateLost
 from services.gateway import admin, validation
@@ -45,7 +45,7 @@ TIMINGS_KEY = "headrace-timings-bin"
 STREAM_ID_KEY = "headrace-stream-id"
 
 
-class GatewayProcess:
+class GatewayProcess(Service):
     """The gateway as `serve` sees it."""
 
     name = "gateway"
@@ -133,15 +133,6 @@ class GatewayProcess:
         finally:
             self._telemetry.end(span)
 
-    async def failure(self) -> str:
-        """Nothing here fails on its own: peers that are lost come back."""
-        await asyncio.Event().wait()
-        return ""
-
-    async def drain(self) -> None:
-        """Returns when no request is inside."""
-        await self._servicer.idle.wait()
-
     async def stop(self) -> None:
         """Leaves every peer."""
         for task in self._background:
@@ -170,9 +161,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> None:
         self._pipeline, self._peers, self._router, self._admission = pipeline, peers, router, admission
         self._limits, self._accounts, self._access = settings.limits, accounts, access
-        self._inside = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, call: Call) -> gateway_pb2.GenerateResponse:  # noqa: N802
         """One whole answer."""
@@ -334,8 +322,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         ticket.subject.method = call.method.rpartition("/")[2]
         call.span.request_id = ticket.request_id
         call.trailing += [(REQUEST_ID_KEY, ticket.request_id), (TRACE_ID_KEY, telemetry.trace_id(call.span))]
-        self._inside += 1
-        self.idle.clear()
         reason = ""
         try:
             ticket.identity = self._identify(call)
@@ -354,9 +340,6 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 trace_id=telemetry.trace_id(call.span),
                 reason=reason,
             )
-            self._inside -= 1
-            if not self._inside:
-                self.idle.set()
 
 
 def _answer(deltas: list[gateway_pb2.Delta], ending: generation_pb2.Ending) -> gateway_pb2.Answer:

@@ -14,7 +14,7 @@ from headrace.v1 import engine_pb2, stream_pb2, stream_pb2_grpc
 from services.common import metric_names, names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
-from services.common.serve import StartError
+from services.common.serve import Service, StartError
 from services.stream.delivery import Delivery
 from services.stream.detokenizer import DetokenizerFactory
 from services.stream.peers import Engines
@@ -29,7 +29,7 @@ FULL_NAME = "headrace.v1.StreamService"
 DEADLINE_MARGIN_S = 0.002
 
 
-class StreamProcess:
+class StreamProcess(Service):
     """The stream process as `serve` sees it."""
 
     name = "stream"
@@ -53,15 +53,6 @@ class StreamProcess:
         except ValueError as error:
             raise StartError(str(error)) from error
         self._sweeper = asyncio.create_task(self._servicer.sessions.sweep())
-
-    async def failure(self) -> str:
-        """Nothing here fails on its own."""
-        await asyncio.Event().wait()
-        return ""
-
-    async def drain(self) -> None:
-        """Returns when no delivery is open."""
-        await self._servicer.idle.wait()
 
     async def stop(self) -> None:
         """Drops every session, and detaches from every engine."""
@@ -89,8 +80,6 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
             diagnostics=log,
         )
         self._open_count = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
         telemetry_.metrics.each_second(self._sample)
 
     def _sample(self) -> None:
@@ -102,7 +91,6 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         """Relays one generation to the gateway."""
         first = await anext(aiter(requests), None)
         self._open_count += 1
-        self.idle.clear()
         try:
             if first is not None and first.HasField("resume"):
                 await self._resume(first.resume, requests, call)
@@ -113,8 +101,6 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
                 raise errors.InvalidArgument("the first command must be open or resume", field="command")
         finally:
             self._open_count -= 1
-            if not self._open_count:
-                self.idle.set()
 
     async def _open(
         self, opening: stream_pb2.DeliverOpen, requests: AsyncIterator[stream_pb2.DeliverRequest], call: Call

@@ -16,7 +16,7 @@ from headrace.v1 import generation_pb2, tokenizer_pb2, tokenizer_pb2_grpc
 from services.common import metric_names, names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
-from services.common.serve import StartError
+from services.common.serve import Service, StartError
 from services.common.span import Span
 from services.tokenizer.batcher import BatcherClosed, EncodeBatcher, Encoded, EncodeFailed, QueueFull
 from services.tokenizer.chat import ChatRenderer
@@ -45,7 +45,7 @@ _ROLES = {
 }
 
 
-class TokenizerProcess:
+class TokenizerProcess(Service):
     """The tokenizer process as `serve` sees it."""
 
     name = "tokenizer"
@@ -68,15 +68,6 @@ class TokenizerProcess:
             raise StartError(str(error)) from error
         await self._servicer.begin(vocabulary, renderer)
 
-    async def failure(self) -> str:
-        """Nothing here fails on its own."""
-        await asyncio.Event().wait()
-        return ""
-
-    async def drain(self) -> None:
-        """Returns when no call is at work."""
-        await self._servicer.idle.wait()
-
     async def stop(self) -> None:
         """Ends the encoding threads."""
         await self._servicer.end()
@@ -95,9 +86,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         self._vocabulary: Vocabulary | None = None
         self._batcher: EncodeBatcher | None = None
         self._has_template = False
-        self._at_work = 0
-        self.idle = asyncio.Event()
-        self.idle.set()
 
     async def begin(self, vocabulary: Vocabulary, renderer: ChatRenderer | None) -> None:
         """Starts the encoding threads."""
@@ -160,8 +148,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         """The batcher; its errors become statuses here."""
         if self._batcher is None:
             raise errors.Unavailable("the tokenizer is starting", reason=errors.Reason.STARTING)
-        self._at_work += 1
-        self.idle.clear()
         try:
             yield self._batcher
         except InputTooLarge as error:
@@ -178,10 +164,6 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
             raise errors.Unavailable(str(error), reason=errors.Reason.SHUTTING_DOWN) from error
         except EncodeFailed as error:
             raise errors.Internal(str(error)) from error
-        finally:
-            self._at_work -= 1
-            if not self._at_work:
-                self.idle.set()
 
     def _record(self, encoded: list[Encoded], call: Call) -> None:
         metrics = self._telemetry.metrics

@@ -68,7 +68,7 @@ DEMO = textwrap.dedent("""
             while not Path(os.environ["BREAK"]).exists():
                 await asyncio.sleep(0.01)
             return "the loop died"
-        async def drain(self):
+        async def drain(self, calls_ended):
             while Gateway.inside:
                 await asyncio.sleep(0.01)
         async def stop(self):
