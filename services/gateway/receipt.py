@@ -45,32 +45,17 @@ def stage_timings(
         final: the relay's and the engine's whole accounts.
         whole: the answer was sent at once, at its end.
     """
-    engine = final.engine_timings
-    timings = timings_pb2.StageTimings(
-        total_ns=watch.finished - watch.arrived,
-        admit_ns=watch.admitted - watch.arrived,
-        tokenize_ns=encode.total_ns if encode else 0,
-        tokenize_wait_ns=encode.wait_ns if encode else 0,
-        tokenize_encode_ns=encode.encode_ns if encode else 0,
-        route_ns=watch.routed - watch.encoded,
-        queue_ns=first.queue_ns,
-        queue_reason=engine.queue_reason,
-        prefill_ns=first.prefill_ns,
-        computed_token_count=engine.computed_token_count,
-        cached_token_count=engine.cached_token_count,
-        prefill_chunk_count=engine.prefill_chunk_count,
-        decode_ns=engine.decode_ns,
-        decode_step_count=engine.decode_step_count,
-        inter_token_p50_ns=engine.inter_token_p50_ns,
-        inter_token_p99_ns=engine.inter_token_p99_ns,
-        inter_token_max_ns=engine.inter_token_max_ns,
-        stalled_ns=engine.stalled_ns,
-        paused_ns=engine.paused_ns,
-        preempted_ns=engine.preempted_ns,
-        preemption_count=engine.preemption_count,
-        detokenize_ns=final.relay_timings.detokenize_ns,
-        send_blocked_ns=final.relay_timings.send_blocked_ns,
-    )
+    timings = _accounted(final)
+    timings.total_ns = watch.finished - watch.arrived
+    timings.admit_ns = watch.admitted - watch.arrived
+    timings.route_ns = watch.routed - watch.encoded
+    timings.queue_ns = first.queue_ns
+    timings.prefill_ns = first.prefill_ns
+    timings.tail_ns += watch.finished - watch.final_received
+    if encode is not None:
+        timings.tokenize_ns = encode.total_ns
+        timings.tokenize_wait_ns = encode.wait_ns
+        timings.tokenize_encode_ns = encode.encode_ns
     hop_ns = (
         watch.final_received - watch.routed - final.relay_timings.total_ns
         if whole
@@ -86,12 +71,11 @@ def stage_timings(
         + (first.total_ns - first.engine_hop_ns)  # into text and out of the stream process
         + (0 if whole else watch.first_sent - watch.first_received)  # out of the gateway
     )
-    timings.decode_delivery_ns = final.relay_timings.decode_ns - engine.decode_ns  # engine - stream
+    timings.decode_delivery_ns = final.relay_timings.decode_ns - timings.decode_ns  # engine - stream
     if not whole:  # stream - gateway, and what the first token's handing on took while others were decoded
         relayed_ns = final.relay_timings.total_ns - first.total_ns
         handed_ns = first.total_ns - first.engine_hop_ns + watch.first_sent - watch.first_received
         timings.decode_delivery_ns += watch.final_received - watch.first_received - relayed_ns - handed_ns
-    timings.tail_ns = final.relay_timings.tail_ns + (watch.finished - watch.final_received)
     until_first_ns = (
         timings.admit_ns
         + timings.tokenize_ns
@@ -109,13 +93,21 @@ def stage_timings(
 
 def resumed_timings(final: stream_pb2.DeliverFinal) -> timings_pb2.StageTimings:
     """The receipt of a stream that was resumed: what the stream process and the last engine know of it."""
+    timings = _accounted(final)
+    timings.total_ns = final.relay_timings.total_ns
+    timings.time_to_first_token_ns = timings.queue_ns + timings.prefill_ns
+    timings.resume_count = max(1, final.resume_count)
+    timings.residual_ns = timings.total_ns - timings.time_to_first_token_ns - timings.decode_ns - timings.tail_ns
+    return timings
+
+
+def _accounted(final: stream_pb2.DeliverFinal) -> timings_pb2.StageTimings:
+    """What the engine and the relay say by themselves, whoever asked."""
     engine, relay = final.engine_timings, final.relay_timings
-    timings = timings_pb2.StageTimings(
-        total_ns=relay.total_ns,
+    return timings_pb2.StageTimings(
         queue_ns=engine.queue_ns,
         queue_reason=engine.queue_reason,
         prefill_ns=engine.prefill_ns,
-        time_to_first_token_ns=engine.queue_ns + engine.prefill_ns,
         computed_token_count=engine.computed_token_count,
         cached_token_count=engine.cached_token_count,
         prefill_chunk_count=engine.prefill_chunk_count,
@@ -131,7 +123,4 @@ def resumed_timings(final: stream_pb2.DeliverFinal) -> timings_pb2.StageTimings:
         detokenize_ns=relay.detokenize_ns,
         send_blocked_ns=relay.send_blocked_ns,
         tail_ns=relay.tail_ns,
-        resume_count=max(1, final.resume_count),
     )
-    timings.residual_ns = timings.total_ns - (timings.time_to_first_token_ns + timings.decode_ns + timings.tail_ns)
-    return timings

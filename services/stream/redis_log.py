@@ -6,11 +6,8 @@ append. Each decision is one Lua script, so no crash leaves a key without its ex
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any
-
-from services.common.shared import SharedStateLost, connect, reached
-from services.stream.replay import MAX_STREAM_BYTES, LogFull, LogUnavailable, Record, Superseded
+from services.common.shared import connect, reached
+from services.stream.replay import MAX_STREAM_BYTES, LogFull, Record, Superseded
 
 CALL_TIMEOUT_S = 0.25
 
@@ -59,12 +56,12 @@ class RedisLog:
 
     async def create(self, stream_id: str, tenant: str, opening: bytes) -> int:
         """Starts a stream; returns its epoch."""
-        return int(await _reached(self._create(keys=_keys(stream_id), args=[self._ttl_s, tenant, opening])))
+        return int(await reached(self._create(keys=_keys(stream_id), args=[self._ttl_s, tenant, opening])))
 
     async def append(self, stream_id: str, epoch: int, sequence_number: int, entry: bytes) -> None:
         """Adds the entry of that number; adding the last one again is the same as once, so that it can be retried."""
         arguments: list[str | bytes | int | float] = [self._ttl_s, epoch, sequence_number, entry, MAX_STREAM_BYTES]
-        answer = await _reached(self._append(keys=_keys(stream_id), args=arguments))
+        answer = await reached(self._append(keys=_keys(stream_id), args=arguments))
         if answer == -1:
             raise Superseded(stream_id)
         if answer == -2:
@@ -72,7 +69,7 @@ class RedisLog:
 
     async def take_over(self, stream_id: str, tenant: str) -> Record | None:
         """Makes the caller the owner."""
-        answer = await _reached(self._take_over(keys=_keys(stream_id), args=[self._ttl_s, tenant]))
+        answer = await reached(self._take_over(keys=_keys(stream_id), args=[self._ttl_s, tenant]))
         if not answer:
             return None
         epoch, opening, entries = answer
@@ -85,10 +82,3 @@ class RedisLog:
 
 def _keys(stream_id: str) -> list[str]:
     return [f"headrace:replay:{{{stream_id}}}", f"headrace:replay:{{{stream_id}}}:log"]
-
-
-async def _reached(answer: Awaitable[Any] | Any) -> Any:
-    try:
-        return await reached(answer)
-    except SharedStateLost as error:
-        raise LogUnavailable(str(error)) from error

@@ -25,10 +25,6 @@ class LogFull(Exception):
     """The stream's entries are larger than `MAX_STREAM_BYTES`."""
 
 
-class LogUnavailable(Exception):
-    """The log cannot be reached now."""
-
-
 @dataclass(slots=True)
 class Record:
     """One stream as the log has it."""
@@ -37,10 +33,11 @@ class Record:
     opening: bytes
     epoch: int = 1
     entries: list[bytes] = field(default_factory=list)
+    entry_bytes: int = 0  # of all entries, kept by MemoryLog
 
 
 class ReplayLog(Protocol):
-    """What a stream process needs of a log. Every method may raise LogUnavailable."""
+    """What a stream process needs of a log. Every method may raise SharedStateLost."""
 
     async def create(self, stream_id: str, tenant: str, opening: bytes) -> int:
         """Starts a stream; returns its epoch."""
@@ -80,9 +77,10 @@ class MemoryLog:
         record = self._find(stream_id)
         if record is None or record.epoch != epoch or len(record.entries) != sequence_number:
             raise Superseded(stream_id)
-        if sum(map(len, record.entries)) + len(entry) > MAX_STREAM_BYTES:
+        if record.entry_bytes + len(entry) > MAX_STREAM_BYTES:
             raise LogFull(stream_id)
         record.entries.append(entry)
+        record.entry_bytes += len(entry)
         self.size_bytes += len(entry)
         self._touch(stream_id, record)
 
@@ -113,4 +111,4 @@ class MemoryLog:
             if expires > now and (self.size_bytes <= MAX_LOG_BYTES or oldest == stream_id):
                 break
             _, (_, gone) = self._streams.popitem(last=False)
-            self.size_bytes -= len(gone.opening) + sum(map(len, gone.entries))
+            self.size_bytes -= len(gone.opening) + gone.entry_bytes

@@ -20,9 +20,10 @@ from google.rpc import status_pb2
 from headrace import errors
 from headrace.v1 import engine_pb2, stream_pb2
 from services.common.logs import Log
+from services.common.shared import SharedStateLost
 from services.stream.delivery import Delivery
 from services.stream.peers import Engines
-from services.stream.replay import LogFull, LogUnavailable, ReplayLog, Superseded
+from services.stream.replay import LogFull, ReplayLog, Superseded
 
 ENGINE_RETRY_FIRST_S = 0.1
 ENGINE_RETRY_MOST_S = 1.0
@@ -191,7 +192,7 @@ class Session:
                 await self._log.append(
                     self.opening.stream_id, self._epoch, entry.sequence_number, entry.SerializeToString()
                 )
-            except (LogUnavailable, LogFull) as error:
+            except (SharedStateLost, LogFull) as error:
                 self._logged = False
                 self._diagnostics.warning(
                     "replay log failed; only this process can resume the stream now",
@@ -289,7 +290,7 @@ class Sessions:
         """A new session. Raises errors.Unavailable where the log cannot be reached: it would not be resumable."""
         try:
             epoch = await _uncancelled(self._log.create(opening.stream_id, opening.tenant, opening.SerializeToString()))
-        except LogUnavailable as error:
+        except SharedStateLost as error:
             raise errors.Unavailable("the replay log cannot be reached; retry, or ask without resumable") from error
         return self._start(opening, epoch, [], granted=opening.generation.credit_count)
 
@@ -305,7 +306,7 @@ class Sessions:
             return session
         try:
             record = await _uncancelled(self._log.take_over(asked.stream_id, asked.tenant)) if session is None else None
-        except LogUnavailable as error:
+        except SharedStateLost as error:
             raise errors.Unavailable("the replay log cannot be reached; retry", retry_after_s=1.0) from error
         if record is None:
             raise errors.NotFound(

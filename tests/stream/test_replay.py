@@ -7,9 +7,10 @@ import uuid
 
 import pytest
 
+from services.common.shared import SharedStateLost
 from services.stream import replay
 from services.stream.redis_log import RedisLog
-from services.stream.replay import LogFull, LogUnavailable, MemoryLog, Superseded
+from services.stream.replay import LogFull, MemoryLog, Superseded
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -133,7 +134,7 @@ async def test_redis_scripts_survive_a_flush_and_a_restart(own_redis_server, str
     own_redis_server.client.script_flush()
     await log.append(stream_id, epoch, 0, b"x")
     own_redis_server.stop()
-    with pytest.raises(LogUnavailable):
+    with pytest.raises(SharedStateLost):
         await log.append(stream_id, epoch, 1, b"y")
     own_redis_server.start()
     with pytest.raises(Superseded):
