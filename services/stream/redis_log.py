@@ -67,6 +67,11 @@ class RedisLog:
         if answer == -2:
             raise LogFull(stream_id)
 
+    async def owns(self, stream_id: str, epoch: int) -> bool:
+        """Whether nobody has taken the stream over since."""
+        present = await reached(self._redis.hget(_keys(stream_id)[0], "epoch"))
+        return present is not None and int(present) == epoch
+
     async def take_over(self, stream_id: str, tenant: str) -> Record | None:
         """Makes the caller the owner."""
         answer = await reached(self._take_over(keys=_keys(stream_id), args=[self._ttl_s, tenant]))

@@ -45,6 +45,9 @@ class ReplayLog(Protocol):
     async def append(self, stream_id: str, epoch: int, sequence_number: int, entry: bytes) -> None:
         """Adds the entry of that number. Raises Superseded, also when the stream has expired, and LogFull."""
 
+    async def owns(self, stream_id: str, epoch: int) -> bool:
+        """Whether nobody has taken the stream over since `epoch`, and it has not expired."""
+
     async def take_over(self, stream_id: str, tenant: str) -> Record | None:
         """Makes the caller the owner; None where there is no such stream of that tenant."""
 
@@ -83,6 +86,11 @@ class MemoryLog:
         record.entry_bytes += len(entry)
         self.size_bytes += len(entry)
         self._touch(stream_id, record)
+
+    async def owns(self, stream_id: str, epoch: int) -> bool:
+        """Whether nobody has taken the stream over since."""
+        record = self._find(stream_id)
+        return record is not None and record.epoch == epoch
 
     async def take_over(self, stream_id: str, tenant: str) -> Record | None:
         """Makes the caller the owner."""

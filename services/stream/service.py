@@ -21,7 +21,8 @@ from services.stream.peers import Engines
 from services.stream.redis_log import RedisLog
 from services.stream.relay import Relay
 from services.stream.replay import MemoryLog
-from services.stream.session import Session, Sessions
+from services.stream.session import Session
+from services.stream.sessions import Sessions
 from services.stream.settings import StreamSettings
 from services.stream.stops import StopAutomaton, StopMatcher
 

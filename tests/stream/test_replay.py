@@ -39,7 +39,11 @@ async def test_taking_over_fences_the_earlier_owner(log, stream_id):
     """An append with an older epoch fails; the new owner goes on with the next number."""
     old = await log.create(stream_id, "t", b"o")
     await log.append(stream_id, old, 0, b"a")
+    assert await log.owns(stream_id, old)
     new = (await log.take_over(stream_id, "t")).epoch
+    assert not await log.owns(stream_id, old)
+    assert await log.owns(stream_id, new)
+    assert not await log.owns("unknown", new)
     with pytest.raises(Superseded):
         await log.append(stream_id, old, 1, b"b")
     await log.append(stream_id, new, 1, b"c")
