@@ -15,20 +15,17 @@ from typing import Any, Protocol, Self
 import grpc.aio
 
 from headrace import errors
-from headrace.answers import Answer, Collector, Delta, StreamMessage, error_of
+from headrace.answers import Answer, Delta, StreamMessage, error_of
 from headrace.retries import Retry
+from headrace.stream_facts import SourceFacts, StreamFacts
 
 
-class Source(Protocol):
+class Source(SourceFacts, Protocol):
     """Where the messages of a stream come from.
 
     Ending: `read` gives None at the end; `close` ends the generation, in whatever state, and wakes a reader with
     Cancelled; `drop` does the same without waiting, for a stream that nobody refers to.
     """
-
-    stream_id: str
-    last_sequence_number: int
-    resume_count: int
 
     async def read(self) -> StreamMessage | None:
         """The next message. Raises HeadraceError."""
@@ -40,7 +37,7 @@ class Source(Protocol):
         """As `close`, on the event loop, without waiting."""
 
 
-class AsyncStream:
+class AsyncStream(StreamFacts):
     """One streamed answer: iterate over its deltas, then read `answer`.
 
     `async for` ends the call when the loop is left in any way; `anext` leaves it open until `aclose`, the end of
@@ -48,36 +45,9 @@ class AsyncStream:
     """
 
     def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self._source = source
         self._loop = asyncio.get_running_loop()
-        self._collector = Collector()
-        self._closed = False
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has ended. Its text is that of the deltas that came out of this object.
-
-        Raises:
-            RuntimeError: it has not.
-        """
-        if self._collector.answer is None:
-            raise RuntimeError("the stream has not ended; iterate over it first")
-        return self._collector.answer
-
-    @property
-    def stream_id(self) -> str:
-        """Names a resumable stream in `resume`, from the first delta on; "" otherwise."""
-        return self._source.stream_id
-
-    @property
-    def last_sequence_number(self) -> int:
-        """Of the last message that came, -1: none."""
-        return self._source.last_sequence_number
-
-    @property
-    def resume_count(self) -> int:
-        """How often the stream lost its connection and went on over another one."""
-        return self._source.resume_count
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         try:

@@ -10,20 +10,17 @@ from typing import Any, Protocol, Self
 import grpc
 
 from headrace import errors
-from headrace.answers import Answer, Collector, Delta, StreamMessage, error_of
+from headrace.answers import Answer, Delta, StreamMessage, error_of
 from headrace.retries import Retry
+from headrace.stream_facts import SourceFacts, StreamFacts
 
 
-class Source(Protocol):
+class Source(SourceFacts, Protocol):
     """Where the messages of a stream come from.
 
     Ending: `read` gives None at the end; `close` ends the generation, in whatever state and from any thread, and wakes
     a reader with Cancelled; `drop` does the same without waiting, for a stream that nobody refers to.
     """
-
-    stream_id: str
-    last_sequence_number: int
-    resume_count: int
 
     def read(self) -> StreamMessage | None:
         """The next message. Raises HeadraceError."""
@@ -35,7 +32,7 @@ class Source(Protocol):
         """As `close`, without waiting."""
 
 
-class Stream:
+class Stream(StreamFacts):
     """One streamed answer: iterate over its deltas, then read `answer`.
 
     `for` ends the call when the loop is left in any way; `next` leaves it open until `close`, the end of `with`, or
@@ -43,35 +40,8 @@ class Stream:
     """
 
     def __init__(self, source: Source) -> None:
+        super().__init__(source)
         self._source = source
-        self._collector = Collector()
-        self._closed = False
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer, once the stream has ended. Its text is that of the deltas that came out of this object.
-
-        Raises:
-            RuntimeError: it has not.
-        """
-        if self._collector.answer is None:
-            raise RuntimeError("the stream has not ended; iterate over it first")
-        return self._collector.answer
-
-    @property
-    def stream_id(self) -> str:
-        """Names a resumable stream in `resume`, from the first delta on; "" otherwise."""
-        return self._source.stream_id
-
-    @property
-    def last_sequence_number(self) -> int:
-        """Of the last message that came, -1: none."""
-        return self._source.last_sequence_number
-
-    @property
-    def resume_count(self) -> int:
-        """How often the stream lost its connection and went on over another one."""
-        return self._source.resume_count
 
     def __iter__(self) -> Iterator[Delta]:
         try:

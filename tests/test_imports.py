@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 SERVICES = ("gateway", "tokenizer", "stream", "engine")
 # The only files of a service that may speak gRPC: its own edge, and its calls to other processes.
 GRPC_FILES = {"service.py", "peers.py"}
-WIRE_FILES = GRPC_FILES | {"wire.py", "spans.py", "delivery.py", "session.py", "sessions.py"}
+WIRE_FILES = GRPC_FILES | {"wire.py", "spans.py", "delivery.py", "session.py", "sessions.py", "facts.py"}
 
 
 def files(*parts: str) -> list[Path]:

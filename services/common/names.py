@@ -41,7 +41,6 @@ GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"  # tokens
 RPC_SYSTEM = "rpc.system.name"
 RPC_METHOD = "rpc.method"  # full method name
 RPC_STATUS = "rpc.response.status_code"  # name of the gRPC status
-SERVER_ADDRESS = "server.address"
 ERROR_TYPE = "error.type"  # reason of the error catalogue
 
 # Attributes of phases.
@@ -50,7 +49,6 @@ REQUEST_ID = "headrace.request.id"  # the server's own id, on every span of a re
 OPEN_REQUESTS = "headrace.admit.open_requests"  # requests inside the gateway on arrival
 ADMIT_RESULT = "headrace.admit.result"  # "admitted" or the reason of the refusal
 BATCH_SIZE = "headrace.tokenizer.batch_size"  # inputs encoded together
-CHARACTERS = "headrace.tokenizer.characters"  # of the input
 TOKENS = "headrace.tokens"  # that the phase worked on
 CACHED_TOKENS = "headrace.cached_tokens"  # found in the prefix cache
 CHUNKS = "headrace.prefill.chunks"  # steps that the prompt was spread over

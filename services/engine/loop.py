@@ -61,11 +61,6 @@ class EngineLoop:
         """Start the thread."""
         self._thread.start()
 
-    @property
-    def alive(self) -> bool:
-        """True while the thread runs."""
-        return self._thread.is_alive()
-
     def add(self, request: Request) -> None:
         """Submit a request; after ``stop`` it is refused with SHUTTING_DOWN."""
         if not self._put(lambda: self._add(request)):

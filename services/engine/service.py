@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import signal
 import time
@@ -26,6 +25,7 @@ from services.common.shared import SharedStateLost
 from services.engine import spans, wire
 from services.engine.blame import Blame
 from services.engine.engine import Engine, EngineConfig
+from services.engine.facts import default_sampling, facts_of
 from services.engine.loop import EngineLoop
 from services.engine.measures import Measures
 from services.engine.memory import heap_facts
@@ -36,7 +36,6 @@ from services.engine.request import RequestRefused
 from services.engine.settings import EngineProcessSettings
 
 FULL_NAME = "headrace.v1.EngineService"
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class EngineProcess(Service):
@@ -75,7 +74,7 @@ class EngineProcess(Service):
             activations_mb=round(engine.memory.peak_activation_bytes / 1e6, 1),
             heap_reserved_mb=round(heap_facts().reserved_bytes / 1e6, 1),
         )
-        self._servicer.begin(engine, self._settings.model.name, _default_sampling(directory), self._on_fatal)
+        self._servicer.begin(engine, self._settings.model.name, default_sampling(directory), self._on_fatal)
 
         self._register()
 
@@ -181,7 +180,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
     ) -> None:
         """Starts the engine's thread; from now on only it touches the engine."""
         events = asyncio.get_running_loop()
-        self._engine_facts = _facts(engine, model, default_sampling)
+        self._engine_facts = facts_of(engine, model, default_sampling)
         self.loop = EngineLoop(
             engine,
             publish=lambda output: _post(events, self._publish, output),
@@ -275,7 +274,7 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         if self._profile is not None:
             self._profile.add(facts)
         if self._telemetry.exports:
-            self._blame.add(facts, lambda i: self._open[i].spans.span.request_id if i in self._open else "")
+            self._blame.add(facts, self._request_id)
         members = [(m, self._open[m.request_id].spans) for m in facts.members if m.request_id in self._open]
         spans.record_step(self._telemetry, facts, members)
 
@@ -349,13 +348,16 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
             )
         if self._profile is not None:
             raise errors.ResourceExhausted("another profile is being recorded", retry_after_s=1.0)
-        self._profile = Profile(
-            request.step_count, lambda i: self._open[i].spans.span.request_id if i in self._open else ""
-        )
+        self._profile = Profile(request.step_count, self._request_id)
         try:
             return engine_pb2.EngineServiceProfileResponse(chrome_trace=await self._profile.done)
         finally:
             self._profile = None
+
+    def _request_id(self, engine_id: int) -> str:
+        """The id of the request that a generation belongs to; "" where it has ended."""
+        opened = self._open.get(engine_id)
+        return opened.spans.span.request_id if opened is not None else ""
 
     def _engine_loop(self) -> EngineLoop:
         if self.loop is None:
@@ -367,50 +369,3 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[..., object], *a
     """Calls a function on the event loop from the engine's thread; after the loop's end, nothing."""
     if not events.is_closed():
         events.call_soon_threadsafe(function, *arguments)
-
-
-def _facts(
-    engine: Engine, model: str, default_sampling: generation_pb2.SamplingParameters
-) -> engine_pb2.GetEngineResponse:
-    limits, memory, config, heap = engine.limits, engine.memory, engine.config, heap_facts()
-    return engine_pb2.GetEngineResponse(
-        model=model,
-        architecture=engine.model.family.architecture,
-        dtype=engine.dtype,
-        context_length=limits.context_length,
-        vocabulary_size=limits.vocab_size,
-        eos_token_ids=sorted(limits.eos_token_ids),
-        kv_token_capacity=limits.kv_token_capacity,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        default_sampling=default_sampling,
-        memory=engine_pb2.MemoryLedger(
-            weight_bytes=memory.weight_bytes,
-            kv_bytes=memory.kv_bytes,
-            kv_bytes_per_token=memory.kv_bytes_per_token,
-            kv_block_size=memory.block_size,
-            kv_block_count=memory.block_count,
-            kv_formula=memory.kv_formula,
-            peak_activation_bytes=memory.peak_activation_bytes,
-            allocator_reserved_bytes=heap.reserved_bytes,
-            allocator_allocated_bytes=heap.allocated_bytes,
-            allocator_largest_free_bytes=heap.largest_free_bytes,
-        ),
-    )
-
-
-def _default_sampling(directory: Path) -> generation_pb2.SamplingParameters:
-    """What generation_config.json says of sampling, whatever its `do_sample`: a value that is there is meant.
-
-    Raises:
-        StartError: the file is there and is not a JSON object, or a value has the wrong type.
-    """
-    path = directory / "generation_config.json"
-    if not path.exists():
-        return generation_pb2.SamplingParameters()
-    try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        given = {name: said[name] for name in _SAMPLING_DEFAULTS if said.get(name) is not None}
-        return generation_pb2.SamplingParameters(**given)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StartError(f"{path}: {error}; expected a generation_config of transformers") from error

@@ -11,6 +11,7 @@ import structlog
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from headrace import channels, errors
+from headrace.answers import error_of as error_of_call
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2
 from services.common.calls import Call, CallInterceptor
 from services.common.telemetry import Telemetry, TelemetrySettings
@@ -70,7 +71,7 @@ async def failure(call) -> tuple[grpc.StatusCode, errors.HeadraceError]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     error = caught.value
-    return error.code(), errors.from_call(error.code().value[0], error.details(), error.trailing_metadata())
+    return error.code(), error_of_call(error)
 
 
 async def raising(error):

@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headrace import errors
+from headrace.answers import error_of as error_of_call
 from headrace.cli import ports
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -138,7 +139,7 @@ def error_of(call) -> errors.HeadraceError:
     with pytest.raises(grpc.RpcError) as caught:
         for _ in call:
             pass
-    return errors.from_call(caught.value.code().value[0], caught.value.details(), caught.value.trailing_metadata())
+    return error_of_call(caught.value)
 
 
 def test_starting_then_serving_then_draining(process):

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace import errors
+from headrace.answers import error_of as error_of_call
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fuzz.messages import messages
 
@@ -72,7 +73,7 @@ class Sender:
             else:
                 call(sent[0], timeout=TIMEOUT_S)
         except grpc.RpcError as failure:
-            error = errors.from_call(failure.code().value[0], failure.details(), failure.trailing_metadata())
+            error = error_of_call(failure)
             if failure.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 assert error.field, error.message
                 assert len(error.message.encode()) <= errors.MAX_MESSAGE_BYTES

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from headrace import errors
+from headrace.answers import error_of as error_of_call
 from headrace.cli import ports
 from headrace.cli.supervisor import ProgramDied
 from headrace.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc
@@ -35,7 +36,7 @@ def place(tiny_pipeline, random_model):
 def failure(call) -> errors.HeadraceError:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return errors.from_call(caught.value.code().value[0], caught.value.details(), caught.value.trailing_metadata())
+    return error_of_call(caught.value)
 
 
 def test_the_door_is_its_own(place):

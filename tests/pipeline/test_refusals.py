@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from headrace import errors
+from headrace.answers import error_of as error_of_call
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 from headrace.v1.generation_pb2 import Chat, ChatMessage, ContentPart, Generation, SamplingParameters, StopConditions
 
@@ -80,7 +81,7 @@ def refusal(stub, generation: Generation) -> errors.HeadraceError:
     with pytest.raises(grpc.RpcError) as caught:
         stub.Generate(gateway_pb2.GenerateRequest(generation=generation), timeout=10)
     error = caught.value
-    return errors.from_call(error.code().value[0], error.details(), error.trailing_metadata())
+    return error_of_call(error)
 
 
 @pytest.fixture(scope="module")

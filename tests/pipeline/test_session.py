@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from headrace import errors
+from headrace.answers import error_of as error_of_call
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 from headrace.v1.gateway_pb2 import GenerateSessionRequest, SessionCancel, SessionCredits, SessionOpen, SessionResume
 from headrace.v1.generation_pb2 import Generation, SamplingParameters, StopConditions
@@ -81,7 +82,7 @@ def error_of(work) -> errors.HeadraceError:
     with pytest.raises(grpc.RpcError) as caught:
         work()
     error = caught.value
-    return errors.from_call(error.code().value[0], error.details(), error.trailing_metadata())
+    return error_of_call(error)
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,6 @@ class ModelConfig:
     """float32, bfloat16 or float16: what the weights were saved as."""
     eos_token_ids: frozenset[int]
 
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.head_count // self.kv_head_count
-
 
 class _Fields:
     """Typed reading of one JSON object; remembers the file for complaints."""
