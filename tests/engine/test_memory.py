@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from headrace.v1 import generation_pb2
+from services.engine.facts import facts_of
 from services.engine.memory import heap_facts
-from services.engine.service import _facts
 from services.engine.warm_up import ActivationMeter
 from tests.engine.factories import make_engine, make_request, tiny_config, write_model
 
@@ -73,7 +73,7 @@ def test_get_engine_tells_the_ledger(model: Path) -> None:
     """Every number of it, and the formula."""
     engine = make_engine(model)
     engine.warm_up()
-    ledger = _facts(engine, "tiny", generation_pb2.SamplingParameters()).memory
+    ledger = facts_of(engine, "tiny", generation_pb2.SamplingParameters()).memory
     assert ledger.kv_formula == "2 x 2 layers x 2 kv heads x 16 x 4 bytes = 512 bytes a token"
     assert ledger.peak_activation_bytes == engine.memory.peak_activation_bytes > 0
     assert ledger.weight_bytes == engine.memory.weight_bytes
