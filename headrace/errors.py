@@ -69,6 +69,7 @@ class HeadraceError(Exception):
         quota: the limit that is reached, "requests_per_minute=10"; "" if none is.
         retry_after_s: seconds after which a retry can help; None if unknown or if none can.
         request_id: the server's id for the request, "" if unknown.
+        lost_address: host:port of the process that was lost, "" unless one was.
     """
 
     code: int = code_pb2.UNKNOWN
@@ -82,6 +83,7 @@ class HeadraceError(Exception):
         field: str = "",
         retry_after_s: float | None = None,
         quota: str = "",
+        lost_address: str = "",
     ) -> None:
         self.message = message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
         self.reason = reason or self.default_reason
@@ -89,6 +91,7 @@ class HeadraceError(Exception):
         self.quota = quota
         self.retry_after_s = retry_after_s
         self.request_id = ""
+        self.lost_address = lost_address
         super().__init__(self.message)
 
 
@@ -176,8 +179,9 @@ def to_status(error: HeadraceError) -> status_pb2.Status:
     """The `google.rpc.Status` of an error: ErrorInfo always, the others where they apply."""
     status = status_pb2.Status(code=error.code, message=error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
-    if error.request_id:
-        info.metadata["request_id"] = error.request_id
+    for key in ("request_id", "lost_address"):
+        if getattr(error, key):
+            info.metadata[key] = getattr(error, key)
     details: list[Message] = [info]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
@@ -212,6 +216,7 @@ def from_status(status: status_pb2.Status) -> HeadraceError:
         field=request.field_violations[0].field if request.field_violations else "",
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.HasField("retry_delay") else None,
         quota=quota.violations[0].subject if quota.violations else "",
+        lost_address=info.metadata.get("lost_address", ""),
     )
     error.code = status.code
     error.request_id = info.metadata.get("request_id", "")

@@ -294,15 +294,15 @@ def _status_name(code: int) -> str:
     return next((status.name for status in grpc.StatusCode if status.value[0] == code), str(code))
 
 
-def peer_error(error: grpc.aio.AioRpcError, peer: str) -> errors.HeadraceError:
-    """What a failed call to another process means to our own caller. `peer`: "tokenizer at host:port"."""
+def peer_error(error: grpc.aio.AioRpcError, peer: str, address: str) -> errors.HeadraceError:
+    """What a failed call to another process, a `peer` such as "tokenizer" at host:port, means to our own caller."""
     found = errors.from_call(error.code().value[0], error.details() or "", error.trailing_metadata())
     if isinstance(found, errors.Unavailable) and not _has_details(error):
-        return errors.Unavailable(f"lost the {peer}; retry if nothing was received", reason=errors.Reason.PEER_LOST)
+        return errors.Unavailable(f"lost the {peer} at {address}; retry if nothing was received", lost_address=address)
     if isinstance(found, errors.Cancelled) and not _has_details(error):
-        return errors.Unavailable(f"the {peer} ended the call", reason=errors.Reason.PEER_LOST)
+        return errors.Unavailable(f"the {peer} at {address} ended the call", lost_address=address)
     if found.code == grpc.StatusCode.UNKNOWN.value[0]:
-        return errors.Internal(f"the {peer} failed")
+        return errors.Internal(f"the {peer} at {address} failed")
     return found
 
 

@@ -12,7 +12,7 @@ from headrace import channels
 from services.common.logs import Log
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
-FIRST_LOG_S = 5.0
+LOG_INTERVAL_S = 5.0
 RETRY_S = 0.1
 
 
@@ -42,13 +42,16 @@ async def wait_until_serving(channel: grpc.aio.Channel, peer: str, log: Log) -> 
     ready = asyncio.Event()
     watch = asyncio.ensure_future(watch_health(channel, lambda serving: ready.set() if serving else None))
     try:
-        while True:
-            try:
-                await asyncio.wait_for(ready.wait(), FIRST_LOG_S)
-            except TimeoutError:
-                log.info("waiting", peer=peer)
-            else:
-                return
+        await wait_for(ready, peer, log)
     finally:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
+
+
+async def wait_for(ready: asyncio.Event, peer: str, log: Log) -> None:
+    """Returns once the event is set; says now and then what is waited for."""
+    while not ready.is_set():
+        try:
+            await asyncio.wait_for(ready.wait(), LOG_INTERVAL_S)
+        except TimeoutError:
+            log.info("waiting", peer=peer)

@@ -83,11 +83,6 @@ class Span(SpanInterface):
         """Whether the trace is sampled."""
         return bool(self.context.trace_flags.sampled)
 
-    @property
-    def is_local_root(self) -> bool:
-        """Whether no other span of this process is above it."""
-        return self.local_root is self
-
     def get_span_context(self) -> SpanContext:
         """Its ids."""
         return self.context

@@ -16,13 +16,13 @@ from services.common import metric_names as names
 from services.common.logs import Log
 from services.common.metrics import Metrics
 from services.gateway.admission import Admission
+from services.gateway.identity import ANONYMOUS_TENANT
 from services.gateway.receipt import Stopwatch
 from services.gateway.router import Router
 
 STAGES = ("admit", "tokenize", "route", "transit", "queue", "prefill", "first_delivery", "decode", "tail")
 OURS = frozenset({Reason.INTERNAL, Reason.PEER_LOST, Reason.STARTING, Reason.SHUTTING_DOWN})  # faults of the service
 PRIORITIES = {name.removeprefix("PRIORITY_").lower(): n for name, n in generation_pb2.Priority.items() if n}
-NOBODY = "-"  # the tenant where there is no identity
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Subject:
     method: str = ""  # Generate, GenerateStream or GenerateSession
     operation: str = ""  # chat or text_completion
     model: str = ""  # one that is served; "" before that is checked
-    tenant: str = NOBODY
+    tenant: str = ANONYMOUS_TENANT
     answer: gateway_pb2.Final | None = None
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import DeadlineExceeded, HeadraceError, Reason, ResourceExhausted
 from headrace.v1.generation_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD, Priority
+from services.gateway.identity import ANONYMOUS_TENANT
 
 RETRY_AFTER_S = 1.0
 PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer goes first
@@ -35,7 +36,7 @@ class Claim:
         deadline_ns: monotonic; None without one.
     """
 
-    tenant: str = "-"
+    tenant: str = ANONYMOUS_TENANT
     weight: float = 1.0
     priority: int = PRIORITY_STANDARD
     cost: float = 1.0

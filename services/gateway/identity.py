@@ -19,7 +19,7 @@ AUTHORIZATION = "authorization"
 SCHEME = "bearer "
 CERTIFICATE = "certificate:"
 REFUSAL = "no identity: the API key or client certificate is missing or not known here"
-ANONYMOUS_TENANT = "-"
+ANONYMOUS_TENANT = "-"  # the tenant where there is no identity
 _PRIORITIES = {name.removeprefix("PRIORITY_").lower(): number for name, number in Priority.items() if number}
 
 

@@ -22,7 +22,7 @@ from headrace.v1 import (
 )
 from services.common import names, telemetry
 from services.common.calls import peer_error
-from services.common.dial import open_channel, wait_until_serving, watch_health
+from services.common.dial import open_channel, wait_for, wait_until_serving, watch_health
 from services.common.logs import Log
 from services.common.registry import Registry, repeat
 from services.gateway.router import Engine, Router
@@ -36,7 +36,7 @@ class Tokenizer:
 
     def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
         self.channel = open_channel(address)
-        self._peer, self._telemetry = f"tokenizer at {address}", telemetry_
+        self._address, self._telemetry = address, telemetry_
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
 
     async def encode(
@@ -44,7 +44,7 @@ class Tokenizer:
     ) -> tokenizer_pb2.EncodeResponse:
         """Ids of each input. Raises HeadraceError."""
         with _client_span(self._telemetry, "headrace.v1.TokenizerService/Encode", parent) as span:
-            with _errors_of(self._peer):
+            with _errors_of("tokenizer", self._address):
                 response: tokenizer_pb2.EncodeResponse = await self._stub.Encode(
                     tokenizer_pb2.EncodeRequest(inputs=inputs), timeout=timeout_s, metadata=_headers(span)
                 )
@@ -56,19 +56,19 @@ class Tokenizer:
         """Text of ids. Raises HeadraceError."""
         with _client_span(self._telemetry, "headrace.v1.TokenizerService/Decode", parent) as span:
             request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, include_special_tokens=include_special_tokens)
-            with _errors_of(self._peer):
+            with _errors_of("tokenizer", self._address):
                 return str((await self._stub.Decode(request, timeout=timeout_s, metadata=_headers(span))).text)
 
 
 class Delivery:
     """One open `Deliver` call. Async iteration gives its messages; `grant` sends credits back."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall, peer: str) -> None:  # type: ignore[type-arg]
-        self._call, self._peer = call, peer
+    def __init__(self, call: grpc.aio.StreamStreamCall, address: str) -> None:  # type: ignore[type-arg]
+        self._call, self._address = call, address
 
     async def messages(self) -> AsyncIterator[stream_pb2.DeliverResponse]:
         """The messages, up to the final one. Raises HeadraceError."""
-        with _errors_of(self._peer):
+        with _errors_of("stream process", self._address):
             async for message in self._call:
                 yield message
 
@@ -91,7 +91,7 @@ class Relays:
 
     def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
         self.channel = open_channel(address)
-        self._peer, self._telemetry = f"stream process at {address}", telemetry_
+        self._address, self._telemetry = address, telemetry_
         self._stub = stream_pb2_grpc.StreamServiceStub(self.channel)
 
     @contextlib.asynccontextmanager
@@ -102,9 +102,9 @@ class Relays:
         with _client_span(self._telemetry, "headrace.v1.StreamService/Deliver", parent) as span:
             call = protect(self._stub.Deliver(timeout=timeout_s, metadata=_headers(span)))
             try:
-                with _errors_of(self._peer):
+                with _errors_of("stream process", self._address):
                     await call.write(command)
-                yield Delivery(call, self._peer)
+                yield Delivery(call, self._address)
             finally:
                 call.cancel()
 
@@ -174,7 +174,7 @@ class Engines:
 
     async def tell(self, address: str, verb: str, request: object, timeout_s: float | None) -> Any:
         """An engine's answer to one of its verbs, by name. Raises HeadraceError."""
-        with _errors_of(f"engine at {address}"):
+        with _errors_of("engine", address):
             return await getattr(self._stubs[address], verb)(request, timeout=timeout_s)
 
     async def stats(self, address: str) -> engine_pb2.EngineStats | None:
@@ -212,16 +212,7 @@ class Peers:
         async with asyncio.TaskGroup() as group:
             group.create_task(wait_until_serving(self.tokenizer.channel, "tokenizer", self._log))
             group.create_task(wait_until_serving(self.relays.channel, "stream", self._log))
-            group.create_task(self._wait_for_an_engine())
-
-    async def _wait_for_an_engine(self) -> None:
-        while True:
-            try:
-                await asyncio.wait_for(self.engines.first_serving.wait(), 5.0)
-            except TimeoutError:
-                self._log.info("waiting", peer="engine")
-            else:
-                return
+            group.create_task(wait_for(self.engines.first_serving, "engine", self._log))
 
     async def close(self) -> None:
         """Closes every channel."""
@@ -248,11 +239,11 @@ def _client_span(telemetry_: telemetry.Telemetry, name: str, parent: Span):  # t
 
 
 @contextlib.contextmanager
-def _errors_of(peer: str):  # type: ignore[no-untyped-def]
+def _errors_of(peer: str, address: str):  # type: ignore[no-untyped-def]
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise peer_error(error, peer) from error
+        raise peer_error(error, peer, address) from error
 
 
 def _headers(span: Span) -> tuple[tuple[str, str], ...]:

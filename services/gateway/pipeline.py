@@ -174,7 +174,7 @@ class Pipeline:
                     async with self._peers.relays.deliver(command, ticket.span, ticket.timeout_s()) as delivery:
                         result = await self._relay(delivery, ticket.watch, flow, usage)
                 except errors.Unavailable as lost:
-                    if chosen.address in lost.message:
+                    if lost.lost_address == chosen.address:
                         self._router.failed(chosen.engine)
                     tried.append(chosen.address)
                     again = not usage.completion_tokens and flow.opened is None and self._router.can_serve(model, tried)

@@ -108,7 +108,9 @@ class Attachment:
     async def _run(self) -> None:
         stub = engine_pb2_grpc.EngineServiceStub(self._channel)
         call = protect(stub.Attach())
-        error: errors.HeadraceError = errors.Unavailable(f"lost the engine at {self.address}")
+        error: errors.HeadraceError = errors.Unavailable(
+            f"lost the engine at {self.address}", lost_address=self.address
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
@@ -118,7 +120,7 @@ class Attachment:
                 finally:
                     writer.cancel()
         except* grpc.aio.AioRpcError as failures:
-            error = peer_error(_first(failures), f"engine at {self.address}")
+            error = peer_error(_first(failures), "engine", self.address)
         except* asyncio.InvalidStateError:  # a write after the call had ended
             pass
         finally:
