@@ -12,7 +12,7 @@ $(READY): pyproject.toml
 	@command -v python3 >/dev/null || { echo "headrace: python3 (3.11 or newer) is needed"; exit 1; }
 	@echo "setting up .venv (first time: a few minutes)"
 	@test -x $(PY) || python3 -m venv .venv
-	@.venv/bin/pip install --quiet --disable-pip-version-check -e '.[services,engine,import,dev]'
+	@.venv/bin/pip install --quiet --disable-pip-version-check -e '.[services,engine,import,bench,dev]'
 	@touch $@
 
 setup: $(READY) ## the virtual environment with everything in it
