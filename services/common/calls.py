@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -80,6 +80,7 @@ class Call:
         self.task = asyncio.current_task()
         self.shut_down = False
         self.answered = False
+        self._opening: asyncio.Future[None] | None = None
 
     async def write(self, message: Any) -> None:
         """Hands one message to the connection; waits while the peer's window is full.
@@ -88,7 +89,8 @@ class Call:
             errors.Cancelled: the caller is gone.
         """
         try:
-            await self._context.write(message)
+            sending = self._context.write(message)
+            await (sending if self._opening else self._open(sending))
         except grpc.aio.UsageError:
             raise
         except Exception as error:
@@ -96,7 +98,22 @@ class Call:
 
     async def send_headers(self, headers: tuple[tuple[str, str], ...]) -> None:
         """Sends headers before the first message."""
-        await self._context.send_initial_metadata(headers)
+        await self._open(self._context.send_initial_metadata(headers))
+
+    async def _open(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Sends what carries the headers, to its end even if the handler is cancelled meanwhile.
+
+        grpc.aio notes that headers are sent only afterwards: a status that comes before carries them again, and fails.
+        """
+        self._opening = asyncio.ensure_future(sending)
+        await asyncio.shield(self._opening)
+
+    async def abort(self, error: errors.HeadraceError) -> None:
+        """Ends the call with the error's status, after what is being sent; always raises."""
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        status = rpc_status.to_status(errors.to_status(error))
+        await self._context.abort(status.code, status.details, (*self.trailing, *status.trailing_metadata))
 
     @property
     def certificate_names(self) -> list[str]:
@@ -207,7 +224,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             error = self._translate(call, raised)
             if not (call.answered and isinstance(error, errors.Cancelled)):
                 reason, status_name = error.reason, _status_name(error.code)
-            await self._abort(call, context, error, raised)
+            await self._abort(call, error, raised)
         else:
             return response
         finally:
@@ -249,22 +266,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         return errors.Internal(f"{call.method}: internal error; trace {telemetry.trace_id(call.span)} has more")
 
-    async def _abort(
-        self,
-        call: Call,
-        context: grpc.aio.ServicerContext[Any, Any],
-        error: errors.HeadraceError,
-        raised: BaseException,
-    ) -> None:
+    async def _abort(self, call: Call, error: errors.HeadraceError, raised: BaseException) -> None:
         """Ends the call with the error's status; always raises."""
         if isinstance(raised, asyncio.CancelledError) and not call.shut_down and not isinstance(error, errors.Internal):
             raise raised  # nobody is listening
         if call.task is not None:
             while call.task.uncancel():
                 pass
-        status = rpc_status.to_status(errors.to_status(error))
-        trailing = (*call.trailing, *status.trailing_metadata)
-        await context.abort(status.code, status.details, trailing)
+        await call.abort(error)
 
 
 def _reading(deserialize: Callable[[bytes], Any] | None, *, raises: bool) -> Callable[[bytes], Any]:

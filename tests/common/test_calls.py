@@ -17,6 +17,7 @@ from services.common.calls import Call, CallInterceptor
 from services.common.telemetry import Telemetry, TelemetrySettings
 
 PROMPT = "a secret prompt"
+MESSAGE = gateway_pb2.GenerateStreamResponse(delta=gateway_pb2.Delta(text="x" * 10_000))
 
 
 class Scripted(gateway_pb2_grpc.GatewayServiceServicer):
@@ -74,6 +75,11 @@ async def failure(call) -> tuple[grpc.StatusCode, errors.HeadraceError]:
     return error.code(), error_of_call(error)
 
 
+async def read(stream):
+    async for message in stream:
+        assert message == MESSAGE
+
+
 async def raising(error):
     raise error
 
@@ -108,6 +114,35 @@ async def test_an_inner_cancellation_does_not_leave_the_caller_hanging():
     async with serving(Scripted(inner)) as stub:
         code, _ = await failure(stub.Generate(request(), timeout=5))
     assert code is grpc.StatusCode.INTERNAL
+
+
+async def end_in_headers(call: Call):
+    asyncio.get_running_loop().call_soon(call.end_by_shutdown)
+    await call.send_headers((("headrace-trace-id", "1"),))
+
+
+async def end_in_the_first_message(call: Call):
+    asyncio.get_running_loop().call_soon(call.end_by_shutdown)
+    await call.write(MESSAGE)
+
+
+async def end_in_a_full_window(call: Call):
+    while True:
+        writing = asyncio.ensure_future(call.write(MESSAGE))
+        if not (await asyncio.wait({writing}, timeout=0.5))[0]:
+            call.end_by_shutdown()
+            await writing
+
+
+@pytest.mark.parametrize("script", [end_in_headers, end_in_the_first_message, end_in_a_full_window])
+async def test_an_end_while_something_is_sent_has_its_status(script):
+    """Whatever is on its way when the handler is ended: the caller reads it, then UNAVAILABLE (SHUTTING_DOWN)."""
+    servicer = Scripted(script)
+    async with serving(servicer) as stub:
+        stream = stub.GenerateStream(gateway_pb2.GenerateStreamRequest(), timeout=10)
+        await servicer.left.wait()
+        _, error = await failure(read(stream))
+    assert error.reason == "SHUTTING_DOWN"
 
 
 async def test_a_long_message_is_cut():
