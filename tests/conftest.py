@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpc is imported: its notes would mix with pytest's
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported: without a GPU its kernels run as Python
 
 from headrace.models import DEFAULT_MODEL, ModelNotFound, import_model, resolve
 from tests.redis_server import RedisServer

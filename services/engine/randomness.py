@@ -25,10 +25,13 @@ def gumbel(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDArray[np
 
 def uniform(seed: int, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
     """Numbers in (0, 1) with 53 random bits: splitmix64's finaliser (Steele, Lea and Flood, 2014) in three rounds."""
-    key = _mix((seed & _MASK) + _GOLDEN)
-    key = _mix((key ^ position) + _GOLDEN)
-    bits = _mix_all(token_ids.astype(np.uint64) * np.uint64(_GOLDEN) ^ np.uint64(key))
+    bits = _mix_all(token_ids.astype(np.uint64) * np.uint64(_GOLDEN) ^ np.uint64(row_key(seed, position)))
     return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
+
+
+def row_key(seed: int, position: int) -> int:
+    """What the draws of all tokens at a position have in common: the first two rounds, below 2^64."""
+    return _mix((_mix((seed & _MASK) + _GOLDEN) ^ position) + _GOLDEN)
 
 
 def _mix(value: int) -> int:

@@ -34,16 +34,17 @@ class Kernels(ABC):
         """Root-mean-square normalisation over the last dimension; a new tensor like x."""
 
     @abstractmethod
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate x [T, heads, D] in place; cos and sin [T, 1, D], the sine signed as in ``rope``."""
-
-    @abstractmethod
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """[T, 2 * inner] → silu(first half) * second half, a new [T, inner]."""
 
     @abstractmethod
-    def write_kv(self, kv: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store kv [T, 2, Hkv, D] at slots [T] of one layer's pool."""
+    def rotate_and_store(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Rotate the queries and keys of qkv [T, Hq + 2 Hkv, D] in place; store keys and values in the layer's pool.
+
+        cos and sin are [T, 1, D], the sine signed as in ``rope``; slots [T] int64. qkv is contiguous.
+        """
 
     @abstractmethod
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:

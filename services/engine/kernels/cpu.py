@@ -69,7 +69,7 @@ class CpuKernels(Kernels):
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate with the halves swapped by one roll."""
+        """Rotate x [T, heads, D] in place, with the halves swapped by one roll."""
         swapped = x.roll(x.shape[-1] // 2, -1)
         x.mul_(cos).addcmul_(swapped, sin)
 
@@ -78,9 +78,14 @@ class CpuKernels(Kernels):
         inner = gate_up.shape[1] // 2
         return functional.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:])
 
-    def write_kv(self, kv: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store all tokens in one indexed copy."""
-        layer_kv.view(-1, *layer_kv.shape[2:]).index_copy_(0, slots, kv)
+    def rotate_and_store(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Rotate, then store all tokens in one indexed copy."""
+        kv_heads, dim = layer_kv.shape[3:]
+        self.rotate(qkv[:, :-kv_heads], cos, sin)
+        stored = qkv[:, -2 * kv_heads :].reshape(-1, 2, kv_heads, dim)
+        layer_kv.view(-1, *layer_kv.shape[2:]).index_copy_(0, slots, stored)
 
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
         """Group decode rows by length; note each chunk's slots and mask."""

@@ -23,22 +23,21 @@ class ReferenceKernels(Kernels):
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return scaled.to(x.dtype) * weight
 
-    def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Turn each pair of dimensions."""
-        first, second = x.chunk(2, dim=-1)
-        swapped = torch.cat([second, first], dim=-1)
-        x.copy_(x * cos + swapped * sin)
-
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate one half with the other."""
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
-    def write_kv(self, kv: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store token by token."""
-        size = layer_kv.shape[1]
-        for row, slot in enumerate(slots.tolist()):
-            layer_kv[slot // size, slot % size] = kv[row]
+    def rotate_and_store(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Turn each pair of dimensions; store token by token."""
+        size, kv_heads = layer_kv.shape[1], layer_kv.shape[3]
+        turned = qkv[:, :-kv_heads]
+        first, second = turned.chunk(2, dim=-1)
+        turned.copy_(turned * cos + torch.cat([second, first], dim=-1) * sin)
+        for row, slot in zip(qkv, slots.tolist(), strict=True):
+            layer_kv[slot // size, slot % size] = row[-2 * kv_heads :].view(2, kv_heads, -1)
 
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
         """Keep the plan as it is."""

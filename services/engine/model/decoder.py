@@ -101,8 +101,7 @@ class Decoder:
             keys = slice(heads, heads + kv_heads)
             qkv[:, :heads] = kernels.rms_norm(qkv[:, :heads], layer.q_norm, config.rms_norm_eps)
             qkv[:, keys] = kernels.rms_norm(qkv[:, keys], layer.k_norm, config.rms_norm_eps)
-        kernels.rotate(qkv[:, : heads + kv_heads], cos, sin)
-        kernels.write_kv(qkv[:, heads:].reshape(-1, 2, kv_heads, dim), layer_kv, slots)
+        kernels.rotate_and_store(qkv, cos, sin, layer_kv, slots)
         hidden += layer.output(kernels.attention(qkv[:, :heads], layer_kv, batch))
 
     def _feed_forward(self, layer: _Layer, hidden: torch.Tensor) -> None:

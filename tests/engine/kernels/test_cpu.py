@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from services.engine.kernels import CpuKernels, ReferenceKernels
-from services.engine.plan import PlannedSequence, StepPlan, build_plan
+from tests.engine.kernels.plans import make_plan, written_pool
 
 DIM = 16
-
-
-def _plan(lengths: list[tuple[int, int]], block_size: int) -> tuple[StepPlan, int]:
-    """A plan of (context, new tokens) sequences over shuffled blocks; and how many blocks that takes."""
-    blocks = [-(-context // block_size) for context, _ in lengths]
-    order = np.random.default_rng(0).permutation(sum(blocks)).astype(np.int32) + 1
-    starts = np.cumsum([0, *blocks])
-    planned = [
-        PlannedSequence(
-            token_ids=np.zeros(new, dtype=np.int32),
-            start=context - new,
-            block_table=order[starts[i] : starts[i + 1]],
-            needs_logits=True,
-        )
-        for i, (context, new) in enumerate(lengths)
-    ]
-    return build_plan(planned, block_size), sum(blocks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,12 +28,8 @@ def test_attention_equals_the_reference(
 ) -> None:
     """Decode groups, chunks and mixtures; slots that nobody wrote hold NaN, the null block too."""
     generator = torch.Generator().manual_seed(3)
-    plan, blocks = _plan(lengths, block_size=8)
-    kv = torch.full((blocks + 1, 8, 2, kv_heads, DIM), float("nan"), dtype=dtype)
-    for s in range(plan.sequence_count):
-        for position in range(int(plan.context_lens[s])):
-            block = int(plan.block_tables[s][position // 8])
-            kv[block, position % 8] = torch.randn((2, kv_heads, DIM), generator=generator).to(dtype)
+    plan, blocks = make_plan(lengths, block_size=8)
+    kv = written_pool(plan, blocks, kv_heads, DIM, dtype, generator)
     q = torch.randn((plan.token_count, heads, DIM), generator=generator).to(dtype)
     fast, plain = CpuKernels(), ReferenceKernels()
     found = fast.attention(q, kv, fast.prepare(plan, dtype))
@@ -63,7 +41,7 @@ def test_attention_equals_the_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_small_operations_equal_the_reference(dtype: torch.dtype) -> None:
-    """Products, normalisation, rotation, gating and the KV write."""
+    """Products, normalisation, gating, rotation with the KV write."""
     generator = torch.Generator().manual_seed(4)
 
     def random(*shape: int) -> torch.Tensor:
@@ -79,14 +57,12 @@ def test_small_operations_equal_the_reference(dtype: torch.dtype) -> None:
     x, scale = random(5, 32), random(32)
     torch.testing.assert_close(fast.rms_norm(x, scale, 1e-5), plain.rms_norm(x, scale, 1e-5), **tolerance)
     torch.testing.assert_close(fast.silu_mul(x), plain.silu_mul(x), **tolerance)
-    turned = random(5, 3, DIM)
-    again = turned.clone()
-    cos, sin = random(5, 1, DIM), random(5, 1, DIM)
-    fast.rotate(turned, cos, sin)
-    plain.rotate(again, cos, sin)
-    torch.testing.assert_close(turned, again, **tolerance)
-    pools = [torch.zeros(4, 8, 2, 1, DIM, dtype=dtype) for _ in range(2)]
-    values, slots = random(3, 2, 1, DIM), torch.tensor([9, 31, 8])
-    fast.write_kv(values, pools[0], slots)
-    plain.write_kv(values, pools[1], slots)
-    assert torch.equal(pools[0], pools[1])
+    placed = random(3, 7, DIM)  # three query heads, two key heads, two value heads
+    again = placed.clone()
+    cos, sin, slots = random(3, 1, DIM), random(3, 1, DIM), torch.tensor([9, 31, 8])
+    pools = [torch.zeros(4, 8, 2, 2, DIM, dtype=dtype) for _ in range(2)]
+    fast.rotate_and_store(placed, cos, sin, pools[0], slots)
+    plain.rotate_and_store(again, cos, sin, pools[1], slots)
+    torch.testing.assert_close(placed, again, **tolerance)
+    torch.testing.assert_close(pools[0], pools[1], **tolerance)
+    assert torch.equal(pools[0].view(-1, 2, 2, DIM)[slots], placed[:, 3:].view(-1, 2, 2, DIM))
