@@ -140,11 +140,13 @@ def test_row_wise_operations_equal_the_reference(rows: int) -> None:
     torch.testing.assert_close(fast.linear(weight, None)(x), plain.linear(weight, None)(x), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fast.rms_norm(x, scale, 1e-5), plain.rms_norm(x, scale, 1e-5))
     torch.testing.assert_close(fast.silu_mul(x), plain.silu_mul(x))
-    turned = random(rows, 3, 16)
+    turned = random(rows, 5, 16)  # three query heads, a key head, a value head
     again, cos, sin = turned.clone(), random(rows, 1, 16), random(rows, 1, 16)
-    fast.rotate(turned, cos, sin)
-    plain.rotate(again, cos, sin)
+    pools, slots = [torch.zeros(5, 8, 2, 1, 16) for _ in range(2)], torch.arange(rows)
+    fast.rotate_and_store(turned, cos, sin, pools[0], slots)
+    plain.rotate_and_store(again, cos, sin, pools[1], slots)
     torch.testing.assert_close(turned, again)
+    torch.testing.assert_close(pools[0], pools[1])
 
 
 def test_it_needs_the_cpu_kernels() -> None:
