@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = _find(arguments)
     traces = found.traces
     for trace in traces:
-        for line in (trace.title, *waterfall.render(trace.bars(), arguments.width or console.width)):
+        for line in (trace.title, *trace.warnings, *waterfall.render(trace.bars(), arguments.width or console.width)):
             console.print(output.printable(line), soft_wrap=True)
     if arguments.html:
         page = trace_page.render(traces, traces[0].title if len(traces) == 1 else f"{len(traces)} traces")
@@ -152,8 +152,11 @@ def bars_of(timings: timings_pb2.StageTimings) -> list[waterfall.Bar]:
     for stage in stages.first_token_stages(timings):
         bars.append(waterfall.Bar(stage.name, start, stage.duration_ns, 2))
         start += stage.duration_ns
+    decoded = first + timings.decode_ns
     bars.append(waterfall.Bar("decode", first, timings.decode_ns, 1))
-    bars.append(waterfall.Bar("tail", first + timings.decode_ns, timings.tail_ns, 1))
+    if timings.decode_delivery_ns > 0:
+        bars.append(waterfall.Bar("decode_delivery", decoded, timings.decode_delivery_ns, 1))
+    bars.append(waterfall.Bar("tail", decoded + timings.decode_delivery_ns, timings.tail_ns, 1))
     return bars
 
 

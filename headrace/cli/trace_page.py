@@ -29,7 +29,7 @@ def fill(page: str, data: Any) -> str:
 def _plain(trace: Trace) -> dict[str, Any]:
     origin_ns = min((span.start_ns for span in trace.spans), default=0)
     return {
-        "title": trace.title,
+        "title": " · ".join((trace.title, *trace.warnings)),
         "ms": trace.duration_ns / 1e6,
         "spans": [
             {

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.cli.waterfall import Bar
 
 REQUEST_ID = "headrace.request.id"
+GATEWAY_CALL = "GatewayService/"  # in the name of a trace's first span, below which all others are
 GENERATE = "GatewayService/Generate"  # in the name of every request's first span
 ENGINE_STEP = "engine.step"
 OWN_TRACES = (ENGINE_STEP, "tokenizer.batch")  # no request's: traces of their own, linked to those of requests
@@ -68,6 +69,13 @@ class Trace:
         if not self.spans:
             return 0
         return max(span.end_ns for span in self.spans) - min(span.start_ns for span in self.spans)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is known to be wrong with it, a line each."""
+        ids = {span.span_id for span in self.spans}
+        cut_off = sum(bool(s.parent_id) and s.parent_id not in ids and GATEWAY_CALL not in s.name for s in self.spans)
+        return [f"incomplete: the spans above {cut_off} of these are not here"] if cut_off else []
 
     def bars(self) -> list[Bar]:
         """As the lines of a waterfall."""

@@ -262,5 +262,21 @@ def test_strange_trees_are_drawn() -> None:
     tree = Trace.of("t", [one, two, three, lost])
     assert sorted(span.span_id for span in tree.spans) == ["l", "x", "y", "z"]
     assert Trace.of("t", []).duration_ns == 0
+
+
+def test_a_trace_with_gaps_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A span whose parent did not arrive: a line of text and the page's heading; a caller's own span is no gap."""
+    root = span(A, "1", "headrace.v1.GatewayService/Generate", "gateway", 0, 9, parent="the-callers")
+    lost = span(A, "2", "engine.request", "engine", 1, 2, parent="dropped")
+    for spans, expected in (([root], False), ([root, lost], True)):
+        file, page = tmp_path / "spans.json", tmp_path / "page.html"
+        file.write_text(json.dumps(otlp(spans)))
+        assert main(["trace", str(file), "--html", str(page)]) == 0
+        said = "incomplete: the spans above 1 of these are not here"
+        assert (said in capsys.readouterr().out) is (said in page.read_text()) is expected
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    """No span at all is a document and a page all the same."""
     assert perfetto.chrome_trace([])["traceEvents"] == []
     assert "const data" in trace_page.render([], "nothing")

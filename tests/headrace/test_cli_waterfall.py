@@ -80,6 +80,21 @@ def test_bars_of_a_receipt() -> None:
     assert abs(end - TIMINGS.total_ns) <= TIMINGS.residual_ns
 
 
+def test_the_tail_begins_after_the_last_tokens_way() -> None:
+    """A decode_delivery is a bar between decode and tail, or, where it is negative, an earlier tail."""
+    for delivery_ns, drawn in ((7_000_000, True), (-2_000_000, False)):
+        timings = timings_pb2.StageTimings(
+            total_ns=50_000_000,
+            time_to_first_token_ns=10_000_000,
+            decode_ns=30_000_000,
+            decode_delivery_ns=delivery_ns,
+            tail_ns=10_000_000 - delivery_ns,
+        )
+        by_name = {bar.name: bar for bar in trace.bars_of(timings)}
+        assert ("decode_delivery" in by_name) is drawn
+        assert by_name["tail"].start_ns + by_name["tail"].duration_ns == timings.total_ns
+
+
 def test_waterfall() -> None:
     """Bars start and end where their time does; the shortest is still seen; a failure is marked."""
     lines = waterfall.render([Bar("a", 0, 80), Bar("b", 40, 20, 1), Bar("c", 79, 1, 1, "oh", True)], width=60)
