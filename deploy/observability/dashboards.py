@@ -73,14 +73,29 @@ SERVING = [
             (gauge(m.REQUESTS_QUEUED, "priority"), "{{priority}} waiting"),
         ],
     ),
-    Panel("KV blocks in use", "percentunit", [("headrace:kv:used_ratio", "{{instance}}")]),
+    Panel(
+        "KV blocks in use",
+        "percentunit",
+        [
+            ("headrace:kv:used_ratio", "{{instance}}"),
+            ("headrace:kv:wasted_ratio", "{{instance}}: of these, without a token"),
+        ],
+    ),
     Panel("Prompt tokens found in the prefix cache", "percentunit", [("headrace:prefix:hit_ratio", "hits")]),
     Panel(
         "Preemptions",
         "short",
         [(rate(m.PREEMPTIONS), "a second"), (rate(m.RECOMPUTED), "tokens computed again a second")],
     ),
-    Panel("Engine busy", "percentunit", [("headrace:step:busy_ratio", "{{instance}}")]),
+    Panel(
+        "Engine busy",
+        "percentunit",
+        [
+            ("headrace:step:busy_ratio", "{{instance}}"),
+            ("headrace:host:gap_ratio", "{{instance}}: waits for the host"),
+        ],
+    ),
+    Panel("Headroom: places and KV blocks left", "percentunit", [("headrace:headroom:ratio", "{{instance}}")]),
     Panel("Tokens by tenant", "short", [(rate(m.TOKENS, "tenant", where='kind="completion"'), "{{tenant}} a second")]),
     Panel("Refused by quotas", "reqps", [(rate(m.QUOTA_REFUSED, "tenant", "limit"), "{{tenant}}: {{limit}}")]),
     Panel("Cost of a million tokens", "short", [("headrace:completion_tokens:cost_per_million", "cost")]),
@@ -99,8 +114,18 @@ REQUESTS = [
         "s",
         [(quantile(0.99, m.TIME_PER_OUTPUT_TOKEN, "prompt_length"), "{{prompt_length}}")],
     ),
+    Panel(
+        "Whole request by prompt, p99",
+        "s",
+        [("headrace:request_duration_seconds:by_length:p99", "{{prompt_length}}")],
+    ),
     Panel("In the engine's queue by reason, p99", "s", [("headrace:queue_duration_seconds:p99", "{{reason}}")]),
     Panel("Between two tokens", "s", percentiles(m.INTER_TOKEN)),
+    Panel(
+        "Between two tokens by prompt, p99",
+        "s",
+        [("headrace:inter_token_duration_seconds:by_length:p99", "{{prompt_length}}")],
+    ),
     Panel(
         "Time lost while generating",
         "s",
@@ -118,6 +143,7 @@ REQUESTS = [
             ("headrace:step_duration_seconds:p50", "{{kind}} p50"),
         ],
     ),
+    Panel("From one step's computing to the next one's", "s", percentiles(m.HOST_GAP)),
     Panel(
         "Tokenizer",
         "s",
@@ -193,6 +219,7 @@ SELF = [
     ),
     Panel("Engines lost", "short", [(rate(m.STREAM_ENGINES_LOST), "a second")]),
     Panel("Memory of the model", "bytes", [(gauge(m.MODEL_MEMORY, "part"), "{{part}}")]),
+    Panel("Memory of the engine's allocator", "bytes", [(gauge(m.ALLOCATOR_MEMORY, "state"), "{{state}}")]),
 ]
 DASHBOARDS = {
     "serving": ("Headrace: serving", "What callers get, and what it costs.", SERVING),

@@ -127,6 +127,9 @@ class NullEngine:
     def _usage(self, one: _Open) -> RequestUsage:
         return replace(self._outputs.RequestUsage.of(one.request), output_token_count=one.count)
 
+    def rest(self) -> None:
+        """It does not measure its gaps."""
+
     def stats(self) -> EngineStats:
         """Nothing of what a real engine counts."""
         nothing: dict[str, Any] = {f.name: 0 for f in fields(self._outputs.EngineStats)}

@@ -82,6 +82,7 @@ REQUEST_DURATION = _histogram(
     "gen_ai_operation_name",
     "gen_ai_request_model",
     "error_type",
+    "prompt_length",  # "": unknown, of requests that failed
 )
 TIME_TO_FIRST_TOKEN = _histogram(
     "gen_ai.server.time_to_first_token",
@@ -145,8 +146,15 @@ STREAM_ENGINES_LOST = _counter("headrace.stream.engines.lost", COUNT, "Attachmen
 STEP_DURATION = _histogram("headrace.step.duration", SECONDS, _STEP, "One step, schedule to publish", "kind")
 STEP_SEQUENCES = _histogram("headrace.step.sequences", COUNT, _POWERS, "Sequences in a step")
 STEP_TOKENS = _histogram("headrace.step.tokens", COUNT, _TOKENS, "Tokens of a step: prefill, decode", "kind")
+HOST_GAP = _histogram(
+    "headrace.host.gap", SECONDS, _SHORT, "From one step's computing to the next one's, while there was work"
+)
 INTER_TOKEN = _histogram(
-    "headrace.inter_token.duration", SECONDS, _STEP, "Gap between two tokens of an answer, of requests that ended"
+    "headrace.inter_token.duration",
+    SECONDS,
+    _STEP,
+    "Gap between two tokens of an answer, of requests that ended",
+    "prompt_length",
 )
 QUEUE_DURATION = _histogram(
     "headrace.queue.duration", SECONDS, _SHORT, "In the engine's queue, by what was lacking last", "reason"
@@ -161,9 +169,18 @@ SEQUENCES_LIMIT = _gauge("headrace.sequences.limit", COUNT, "Most sequences in a
 BACKLOG = _gauge("headrace.backlog.tokens", COUNT, "Known tokens of waiting requests that are not computed")
 KV_BLOCKS = _gauge("headrace.kv.blocks", COUNT, "KV blocks: used, cached (free, with a name), free (empty)", "state")
 KV_TOKENS_PER_BLOCK = _gauge("headrace.kv.block.tokens", COUNT, "Tokens in a block")
+KV_WASTED = _gauge("headrace.kv.wasted.tokens", COUNT, "Places in the last blocks of requests that hold no token")
 PREFIX_QUERIED = _counter("headrace.prefix.queried.tokens", COUNT, "Prompt tokens looked up in the prefix cache")
 PREFIX_HIT = _counter("headrace.prefix.hit.tokens", COUNT, "Of those, found")
-MODEL_MEMORY = _gauge("headrace.model.memory", BYTES, "Memory of the model: weights, kv", "part")
+MODEL_MEMORY = _gauge(
+    "headrace.model.memory", BYTES, "Memory of the model: weights, kv, activations (peak of the largest step)", "part"
+)
+ALLOCATOR_MEMORY = _gauge(
+    "headrace.allocator.memory",
+    BYTES,
+    "Of the allocator: reserved, allocated of that, largest_free (block; only where it is known)",
+    "state",
+)
 
 # --- process and machine (every process) --------------------------------------------------------------
 

@@ -54,6 +54,7 @@ class Engine:
         self._runner = runner
         self._guard = FaultGuard(runner, config.block_size)
         self._clock = clock
+        self._computed_ns: int | None = None  # when the last step's computing ended; None: nothing to do since
         self._pool = BlockPool(memory.block_count)
         self._cache = PrefixCache(
             self._pool, config.block_size, model=str(config.model_dir), enabled=config.prefix_cache
@@ -134,17 +135,25 @@ class Engine:
     def step(self) -> StepOutput:
         """Schedule, run, sample, commit, publish, release."""
         step = self._scheduler.schedule()
-        result = StepResult([])
+        result, host_gap_ns = StepResult([]), None
         if step is not None:
+            host_gap_ns = None if self._computed_ns is None else self._clock() - self._computed_ns
             result = self._guard.step(step)
+            self._computed_ns = self._clock()
             self._scheduler.commit(step, result)
         ended = self._scheduler.roster.take_ended()
-        output = self._publish(step, result, ended)
+        output = self._publish(step, result, ended, host_gap_ns)
         for request in ended:
             self._scheduler.roster.release(request)
         return output
 
-    def _publish(self, step: ScheduledStep | None, result: StepResult, ended: list[Request]) -> StepOutput:
+    def rest(self) -> None:
+        """Nothing is computed for now: the time until the next step is not the host's to answer for."""
+        self._computed_ns = None
+
+    def _publish(
+        self, step: ScheduledStep | None, result: StepResult, ended: list[Request], host_gap_ns: int | None
+    ) -> StepOutput:
         """What to tell: a news item for each request with tokens, then for each that ended without."""
         news: list[RequestOutput] = []
         told: set[int] = set()
@@ -166,6 +175,7 @@ class Engine:
                 StepMember(request.request_id, count, decoding)
                 for request, count, decoding in zip(step.requests, step.counts, step.decoding, strict=True)
             ),
+            host_gap_ns=host_gap_ns,
         )
         return StepOutput(news, facts)
 

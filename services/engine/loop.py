@@ -144,8 +144,10 @@ class EngineLoop:
     def _take_commands(self) -> list[_Command]:
         with self._wake:
             if self._held:
+                self._engine.rest()
                 self._wake.wait_for(lambda: not self._held or bool(self._inbox))
             elif not self._engine.runnable:
+                self._engine.rest()
                 self._wake.wait_for(self._has_reason, timeout=self._time_to_deadline())
             commands, self._inbox = self._inbox, []
             return commands

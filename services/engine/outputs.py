@@ -68,6 +68,9 @@ class StepFacts:
     decode_token_count: int
     sequence_count: int
     members: tuple[StepMember, ...] = ()
+    host_gap_ns: int | None = None
+    """From the end of the last step's computing to the beginning of this one's: scheduling, publishing, commands.
+    None: there was nothing to compute between them."""
 
 
 @dataclass(frozen=True, slots=True)

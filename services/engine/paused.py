@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from services.engine.block_pool import BlockPool
-from services.engine.request import Request
+from services.engine.request import PreemptReason, Request
 from services.engine.roster import Roster
 
 
@@ -15,7 +15,7 @@ def preempt_paused(roster: Roster, pool: BlockPool, block_count: int, since_ns: 
     for request in _longest_first(roster):
         if request.paused_since_ns > since_ns or before - pool.used_count >= block_count:
             break
-        roster.preempt(request, now)
+        roster.preempt(request, PreemptReason.PAUSED, now)
 
 
 def preempt_paused_over(roster: Roster, most: int, now: int) -> None:
@@ -32,7 +32,7 @@ def preempt_paused_over(roster: Roster, most: int, now: int) -> None:
         for place, request in enumerate(requests):
             if len({block for r in requests[place:] for block in r.block_table.view.tolist()}) <= most:
                 break
-            roster.preempt(request, now)
+            roster.preempt(request, PreemptReason.SHARE, now)
 
 
 def _longest_first(roster: Roster) -> list[Request]:

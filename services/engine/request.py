@@ -139,6 +139,17 @@ class Away(Enum):
     PAUSED = "paused"
 
 
+class PreemptReason(Enum):
+    """Why a request lost its blocks."""
+
+    KV = "kv"
+    """Another needed them, and went before it."""
+    PAUSED = "paused"
+    """Its reader held it up, and others waited for room."""
+    SHARE = "share"
+    """Paused requests under its salt held more than their share of the pool."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A time in which a request that had begun could not advance, on ``time.monotonic_ns``."""
@@ -146,6 +157,10 @@ class Interval:
     why: Away
     start_ns: int
     end_ns: int
+    reason: PreemptReason | None = None
+    """Of a preemption."""
+    recomputed_token_count: int = 0
+    """After a preemption; 0 where it ended before."""
 
 
 MAX_INTERVALS = 32
@@ -183,14 +198,16 @@ class RequestClock:
     intervals: list[Interval] = field(default_factory=list)
     """The first times of being preempted or paused, in order of their ends."""
 
-    def was_away(self, why: Away, start_ns: int, end_ns: int) -> None:
+    def was_away(self, interval: Interval) -> None:
         """Account for a time in which the request could not advance."""
-        if why is Away.PREEMPTED:
-            self.preempted_ns += end_ns - start_ns
+        duration_ns = interval.end_ns - interval.start_ns
+        if interval.why is Away.PREEMPTED:
+            self.preempted_ns += duration_ns
+            self.recomputed_token_count += interval.recomputed_token_count
         else:
-            self.paused_ns += end_ns - start_ns
+            self.paused_ns += duration_ns
         if len(self.intervals) < MAX_INTERVALS:
-            self.intervals.append(Interval(why, start_ns, end_ns))
+            self.intervals.append(interval)
 
     def gap_ns(self, quantile: float) -> int:
         """The inter-token gap at a quantile (nearest rank); 0 with fewer than two tokens."""
@@ -223,6 +240,7 @@ class Request:
         "max_tokens",
         "paused_since_ns",
         "predicted_cached_count",
+        "preempt_reason",
         "preempted_since_ns",
         "priority",
         "prompt_count",
@@ -296,6 +314,7 @@ class Request:
         self.protected = False  # waited, or was preempted, too long: others are preempted first
         self.lost_count = 0  # tokens that were computed before the last preemption
         self.preempted_since_ns = 0
+        self.preempt_reason: PreemptReason | None = None  # of the last preemption
         self.paused_since_ns = 0
         self.clock = RequestClock(arrival_ns=arrival_ns)
 

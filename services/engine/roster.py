@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 
 from services.engine.block_pool import BlockPool
-from services.engine.request import Away, FinishReason, QueueReason, Request, RequestStatus
+from services.engine.request import Away, FinishReason, Interval, PreemptReason, QueueReason, Request, RequestStatus
 from services.engine.waiting import WaitingLine, WaitingPolicy
 
 
@@ -106,20 +106,19 @@ class Roster:
         request.status = RequestStatus.RUNNING
         clock = request.clock
         if request.preempted_since_ns:
-            clock.was_away(Away.PREEMPTED, request.preempted_since_ns, now)
-            clock.recomputed_token_count += max(0, request.lost_count - request.computed_count)
-            request.preempted_since_ns = 0
+            _end_preemption(request, now, max(0, request.lost_count - request.computed_count))
         else:
             clock.first_scheduled_ns = now
             clock.cached_token_count = request.computed_count
 
-    def preempt(self, request: Request, now: int) -> None:
+    def preempt(self, request: Request, reason: PreemptReason, now: int) -> None:
         """Running → waiting: blocks go (and stay cached while they can), tokens stay."""
         self.release(request)
         request.lost_count = request.computed_count
         request.computed_count = 0
         request.status = RequestStatus.WAITING
         request.preempted_since_ns = now
+        request.preempt_reason = reason
         request.clock.preemption_count += 1
         self.preemption_count += 1
         del self._running[request.request_id]
@@ -138,8 +137,7 @@ class Roster:
         """Any state → ended. Its blocks stay until ``release``."""
         _end_pause(request, now)
         if request.preempted_since_ns:
-            request.clock.was_away(Away.PREEMPTED, request.preempted_since_ns, now)
-            request.preempted_since_ns = 0
+            _end_preemption(request, now, 0)
         if request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
         else:
@@ -205,7 +203,16 @@ class Roster:
 def _end_pause(request: Request, now: int) -> None:
     """Account for the time without credits; a preempted request waits for its turn from here on."""
     if request.paused_since_ns:
-        request.clock.was_away(Away.PAUSED, request.paused_since_ns, now)
+        request.clock.was_away(Interval(Away.PAUSED, request.paused_since_ns, now))
         request.paused_since_ns = 0
         if request.preempted_since_ns:
             request.preempted_since_ns = now
+
+
+def _end_preemption(request: Request, now: int, recomputed_count: int) -> None:
+    """Account for the time without blocks, and for the tokens that are computed again."""
+    interval = Interval(
+        Away.PREEMPTED, request.preempted_since_ns, now, request.preempt_reason, recomputed_token_count=recomputed_count
+    )
+    request.clock.was_away(interval)
+    request.preempted_since_ns = 0

@@ -20,7 +20,7 @@ from services.engine.block_pool import BlockPool
 from services.engine.budget import BudgetPolicy, StepBudget
 from services.engine.paused import preempt_paused, preempt_paused_over
 from services.engine.prefix_cache import PrefixCache
-from services.engine.request import FinishReason, QueueReason, Request, RequestStatus
+from services.engine.request import FinishReason, PreemptReason, QueueReason, Request, RequestStatus
 from services.engine.roster import Roster
 from services.engine.step import ScheduledStep, StepResult, write_step
 from services.engine.waiting import WaitingPolicy
@@ -154,7 +154,7 @@ class Scheduler:
         while self._pool.reusable_count < missing:
             victim = max(self.roster.running, key=_yields)
             shares.take_back(victim)
-            self.roster.preempt(victim, now)
+            self.roster.preempt(victim, PreemptReason.KV, now)
             if victim is request:
                 return False
         for block in self._pool.allocate(missing):

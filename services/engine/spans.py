@@ -125,13 +125,16 @@ class RequestSpans:
         for interval in clock.intervals:
             last = bool(failed) and interval.end_ns == clock.finished_ns and not within
             within = within or last
-            attributes = {names.RECOMPUTED_TOKENS: clock.recomputed_token_count}
+            attributes: dict[str, telemetry.AttributeValue] = {}
+            if interval.reason is not None:
+                attributes[names.PREEMPTED_REASON] = interval.reason.value
+                attributes[names.RECOMPUTED_TOKENS] = interval.recomputed_token_count
             self._telemetry.phase(
                 _AWAY_NAMES[interval.why],
                 self.span,
                 interval.start_ns,
                 interval.end_ns,
-                attributes if interval.why is Away.PREEMPTED else None,
+                attributes,
                 failed if last else "",
                 level=telemetry.DETAILS,
             )

@@ -20,7 +20,18 @@ from services.gateway.identity import ANONYMOUS_TENANT
 from services.gateway.receipt import Stopwatch
 from services.gateway.router import Router
 
-STAGES = ("admit", "tokenize", "route", "transit", "queue", "prefill", "first_delivery", "decode", "tail")
+STAGES = (
+    "admit",
+    "tokenize",
+    "route",
+    "transit",
+    "queue",
+    "prefill",
+    "first_delivery",
+    "decode",
+    "decode_delivery",
+    "tail",
+)
 OURS = frozenset({Reason.INTERNAL, Reason.PEER_LOST, Reason.STARTING, Reason.SHUTTING_DOWN})  # faults of the service
 PRIORITIES = {name.removeprefix("PRIORITY_").lower(): n for name, n in generation_pb2.Priority.items() if n}
 
@@ -72,8 +83,9 @@ class Accounts:
         outcome = reason or _finish(answer)
         duration_ns = (watch.finished if answer is not None and watch.finished else self._now()) - watch.arrived
         self._metrics.add(names.REQUESTS, 1, subject.method, outcome)
-        labels = (subject.operation, subject.model)
-        self._metrics.observe(names.REQUEST_DURATION, duration_ns / 1e9, *labels, reason, trace_id=trace_id)
+        length = names.length_bucket(answer.usage.prompt_token_count) if answer is not None else ""
+        labels = (subject.operation, subject.model, reason, length)
+        self._metrics.observe(names.REQUEST_DURATION, duration_ns / 1e9, *labels, trace_id=trace_id)
         if answer is not None:
             self._count_answer(subject, answer, trace_id)
         usage, timings = (answer.usage, answer.timings) if answer is not None else (None, None)

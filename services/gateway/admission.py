@@ -81,6 +81,11 @@ class Admission:
         """Most requests inside at once, just now."""
         return max(1, min(self.limit, self._capacity() or self.limit))
 
+    @property
+    def queued_count(self) -> int:
+        """Requests that wait for a place."""
+        return len(self._waiting)
+
     def queued(self, priority: int) -> int:
         """Requests of a priority that wait."""
         return sum(waiter.claim.priority == priority for waiter in self._waiting)

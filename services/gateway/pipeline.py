@@ -219,7 +219,7 @@ class Pipeline:
         self, generation: generation_pb2.Generation, ticket: Ticket
     ) -> AsyncIterator[engine_pb2.GetEngineResponse]:
         """Checks every field and holds a place; yields the facts of the model asked for."""
-        result, open_requests = "admitted", self._admission.open_count
+        result, open_requests, queued = "admitted", self._admission.open_count, self._admission.queued_count
         async with contextlib.AsyncExitStack() as stack:
             try:
                 if generation.model:
@@ -242,7 +242,7 @@ class Pipeline:
                     ticket.span,
                     ticket.watch.arrived,
                     ticket.watch.admitted,
-                    {names.OPEN_REQUESTS: open_requests, names.ADMIT_RESULT: result},
+                    {names.OPEN_REQUESTS: open_requests, names.QUEUED_REQUESTS: queued, names.ADMIT_RESULT: result},
                     error="" if result == "admitted" else result,
                 )
             yield facts

@@ -47,7 +47,7 @@ class Delivery:
         self._first_output_ns = 0
         self._first_token: engine_pb2.EngineTimings | None = None
         self._prompt_logprobs: list[generation_pb2.TokenLogprob] = []
-        self.send_blocked_ns = 0
+        self.send_blocked_ns = self.sent_bytes = 0
         self._resumable = resumable
         self.prompt_token_count: int | None = None  # set where the delivery is resumable
         self.token_ids: list[int] = []  # every token that was made, of a resumable delivery's one answer
@@ -144,6 +144,7 @@ class Delivery:
             last_token_ns=max(s.last_token_ns for s in each),
             first_sent_ns=min((s.first_sent_ns for s in each if s.first_sent_ns), default=0),
             detokenize_ns=sum(s.detokenize_ns for s in each),
+            detokenize_count=sum(s.detokenize_count for s in each),
             message_count=sum(s.message_count for s in each),
             token_count=sum(s.token_count for s in each),
         )

@@ -43,6 +43,7 @@ class RelayStatistics:
     last_token_ns: int = 0
     first_sent_ns: int = 0
     detokenize_ns: int = 0
+    detokenize_count: int = 0
     message_count: int = 0
     token_count: int = 0
 
@@ -105,6 +106,7 @@ class Relay:
             if position < visible and self._push_text(self.detokenizer.push((token_id,))):
                 break
         statistics.detokenize_ns += self.clock() - began
+        statistics.detokenize_count += 1
         return self.matched_stop is not None
 
     def go_on_after(self, token_ids: Sequence[int], sent: str) -> None:

@@ -144,10 +144,8 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         try:
             async with contextlib.aclosing(session.read(first, credit_count)) as entries:
                 async for entry in entries:
-                    began = time.monotonic_ns()
                     call.answered = entry.HasField("final")
-                    await call.write(_as_asked(entry, session.opening))
-                    session.delivery.send_blocked_ns += time.monotonic_ns() - began
+                    await _send(_as_asked(entry, session.opening), session.delivery, call)
         finally:
             commands.cancel()
             if session.finished:
@@ -201,12 +199,17 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
             call.span,
             statistics.first_token_ns,
             statistics.last_token_ns,
-            {names.BUSY_MS: statistics.detokenize_ns / 1e6, names.TOKENS: statistics.token_count},
+            {
+                names.BUSY_MS: statistics.detokenize_ns / 1e6,
+                names.DETOKENIZE_CALLS: statistics.detokenize_count,
+                names.TOKENS: statistics.token_count,
+            },
             level=telemetry.DETAILS,
         )
         if statistics.first_sent_ns:
             attributes = {
                 names.MESSAGES: statistics.message_count,
+                names.SENT_BYTES: delivery.sent_bytes,
                 names.SEND_FIRST_MS: delivery.first_handed_ns / 1e6,
                 names.SEND_BLOCKED_MS: delivery.send_blocked_ns / 1e6,
                 names.TAIL_MS: (now - statistics.last_token_ns) / 1e6,
@@ -221,10 +224,8 @@ async def _deliver(delivery: Delivery, call: Call) -> None:
         delivery.wake.clear()
         delta = delivery.take()
         if delta is not None:
-            began = time.monotonic_ns()
-            await call.write(stream_pb2.DeliverResponse(delta=delta, sequence_number=sequence_number))
+            await _send(stream_pb2.DeliverResponse(delta=delta, sequence_number=sequence_number), delivery, call)
             sequence_number += 1
-            delivery.send_blocked_ns += time.monotonic_ns() - began
         elif delivery.ended:
             break
         elif delivery.lost is not None:
@@ -233,7 +234,15 @@ async def _deliver(delivery: Delivery, call: Call) -> None:
             await delivery.wake.wait()
     final = stream_pb2.DeliverResponse(final=delivery.final(), sequence_number=sequence_number)
     call.answered = True
-    await call.write(final)
+    await _send(final, delivery, call)
+
+
+async def _send(message: stream_pb2.DeliverResponse, delivery: Delivery, call: Call) -> None:
+    """Writes a message, and keeps account of it."""
+    began = time.monotonic_ns()
+    await call.write(message)
+    delivery.send_blocked_ns += time.monotonic_ns() - began
+    delivery.sent_bytes += message.ByteSize()
 
 
 async def _obey(requests: AsyncIterator[stream_pb2.DeliverRequest], delivery: Delivery) -> None:

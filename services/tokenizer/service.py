@@ -30,6 +30,7 @@ from services.tokenizer.inputs import (
     TemplateError,
     TextInput,
     TextPart,
+    input_texts,
 )
 from services.tokenizer.lane import Worked
 from services.tokenizer.settings import TokenizerSettings
@@ -108,7 +109,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         inputs = [_input_of(item, position) for position, item in enumerate(request.inputs)]
         with self._working() as batcher:
             encoded = await batcher.encode_many(inputs, tag=call.span)
-        self._record(encoded, call)
+        self._record(inputs, encoded, call)
         ended = time.monotonic_ns()
         return tokenizer_pb2.EncodeResponse(
             encodings=[generation_pb2.TokenIds(ids=one.token_ids) for one in encoded],
@@ -165,14 +166,14 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
         except EncodeFailed as error:
             raise errors.Internal(str(error)) from error
 
-    def _record(self, encoded: list[Encoded], call: Call) -> None:
+    def _record(self, inputs: Sequence[EncodeInput], encoded: Sequence[Encoded], call: Call) -> None:
         metrics = self._telemetry.metrics
         for one in encoded:
             metrics.observe(metric_names.TOKENIZER_WAIT, one.wait_ns / 1e9)
             metrics.add(metric_names.TOKENIZER_TOKENS, len(one.token_ids))
         if not call.span.is_recording():
             return
-        for one in encoded:
+        for item, one in zip(inputs, encoded, strict=True):
             began = call.arrival_ns + one.wait_ns
             attributes: dict[str, telemetry.AttributeValue] = {names.BATCH_SIZE: one.batch_size}
             links = [Link(one.batch)] if isinstance(one.batch, SpanContext) else []
@@ -185,7 +186,7 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServiceServicer):
                 level=telemetry.DETAILS,
                 links=links,
             )
-            attributes = {names.TOKENS: len(one.token_ids)}
+            attributes = {names.CHARACTERS: sum(map(len, input_texts(item))), names.TOKENS: len(one.token_ids)}
             self._telemetry.phase(
                 names.SPAN_TOKENIZER_ENCODE,
                 call.span,

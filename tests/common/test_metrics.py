@@ -55,7 +55,7 @@ async def test_the_endpoint_gives_what_was_counted_with_exemplars():
     metrics.add(metric_names.REQUESTS, 2, "Generate", "stop")
     metrics.set(metric_names.REQUESTS_OPEN, 3)
     metrics.observe(metric_names.TIME_TO_FIRST_TOKEN, 0.03, "chat", "m", "<=128", trace_id="ab" * 16)
-    metrics.observe_many(metric_names.INTER_TOKEN, [0.02, 0.02, 9.0])
+    metrics.observe_many(metric_names.INTER_TOKEN, [0.02, 0.02, 9.0], "<=128")
     for total in (5, 7, 1):  # the process that counted began anew
         metrics.total(metric_names.PREEMPTIONS, total)
     (port,) = ports.free("127.0.0.1", 1)

@@ -70,7 +70,7 @@ def test_every_metric_is_shown_somewhere() -> None:
     """No metric is collected that no dashboard, rule or alert looks at, but for the sizes of things."""
     shown = {OURS_NAME for _, expression in expressions() for OURS_NAME in OURS.findall(expression)}
     unseen = {metric.name for metric in metric_names.ALL if not shown & set(metric.series)}
-    assert unseen <= {"headrace.kv.block.tokens", "headrace.tokenizer.tokens"}
+    assert unseen <= {"headrace.tokenizer.tokens"}
 
 
 def test_dashboards_are_what_the_code_writes() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.engine.engine import Engine, EngineConfig
-from services.engine.request import FinishReason, Request, RequestRefused, SamplingParams
+from services.engine.request import FinishReason, PreemptReason, Request, RequestRefused, SamplingParams
 from tests.engine.factories import (
     GREEDY,
     Clock,
@@ -144,7 +144,7 @@ def test_min_tokens_releases_the_end_exactly_then(scripted: Path, preempt: bool)
     while engine.has_work:
         engine.step()
         if preempt and request.output_count == 2 and request.clock.preemption_count == 0:
-            engine._scheduler.roster.preempt(request, engine._clock())
+            engine._scheduler.roster.preempt(request, PreemptReason.KV, engine._clock())
     assert request.output_ids.tolist() == [21, 22, 23, 24, 2]
     assert request.finish is FinishReason.STOP
     assert request.clock.preemption_count == int(preempt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from services.engine.engine import Engine
 from services.engine.loop import EngineLoop
-from services.engine.outputs import RequestOutput, StepOutput
+from services.engine.outputs import RequestOutput, StepFacts, StepOutput
 from services.engine.request import FinishReason, RequestRefused
 from tests.engine.factories import make_engine, make_request, write_scripted_model
 
@@ -37,6 +38,7 @@ class Harness:
     refusals: queue.Queue[tuple[int, RequestRefused]] = field(default_factory=queue.Queue)
     deaths: queue.Queue[BaseException] = field(default_factory=queue.Queue)
     tokens: dict[int, list[int]] = field(default_factory=dict)
+    facts: list[StepFacts] = field(default_factory=list)
 
     def until_finished(self, *request_ids: int) -> dict[int, FinishReason]:
         """Collect outputs until each of these requests has ended."""
@@ -61,6 +63,8 @@ def _running(path: Path, **changes: Any) -> Iterator[Harness]:
     engine = make_engine(path, **changes)
 
     def publish(output: StepOutput) -> None:
+        if output.facts is not None:
+            harness.facts.append(output.facts)
         for item in output.outputs:
             harness.outputs.put(item)
 
@@ -97,6 +101,21 @@ def test_requests_from_many_threads_are_answered(scripted: Path) -> None:
         assert set(finished.values()) == {FinishReason.LENGTH}
         for i in range(20):
             assert harness.tokens[i] == [i + 1, i + 2, i + 3, i + 4]
+
+
+def test_the_host_gap_is_told_while_there_is_work(scripted: Path) -> None:
+    """Between the steps of an answer there is a gap, shorter than both steps with it; after idleness there is none."""
+    with _running(scripted) as harness:
+        for request_id in (1, 2):
+            harness.loop.add(make_request(request_id, prompt=[10], max_tokens=4))
+            harness.until_finished(request_id)
+        for first, *others in (harness.facts[:4], harness.facts[4:]):
+            assert first.host_gap_ns is None
+            for before, after in itertools.pairwise((first, *others)):
+                assert after.host_gap_ns is not None
+                apart_ns = after.started_ns - before.started_ns
+                assert 0 < after.host_gap_ns < apart_ns + after.step_ns
+        assert len(harness.facts) == 8
 
 
 def test_a_paused_request_sleeps_until_it_is_granted(scripted: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.outputs import RequestOutput
-from services.engine.request import FinishReason, Request, SamplingParams
+from services.engine.request import FinishReason, PreemptReason, Request, SamplingParams
 from tests.engine.factories import SymbolicEngine, make_engine, make_request, step_outputs, tiny_config, write_model
 
 PROMPT = [(11 * i * i + 3 * i) % 97 for i in range(53)]
@@ -95,7 +95,7 @@ def test_a_preemption_neither_loses_nor_doubles_them(model: Path, reference: tor
     engine.add(request)
     outputs = [*engine.step().outputs, *engine.step().outputs]
     assert len(request.prompt_logprobs) == 20
-    engine._scheduler.roster.preempt(request, 1)
+    engine._scheduler.roster.preempt(request, PreemptReason.KV, 1)
     _check([*outputs, *step_outputs(engine)], reference)
     assert request.clock.preemption_count == 1
 

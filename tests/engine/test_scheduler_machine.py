@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from services.engine.request import FinishReason, Priority, Request, SamplingParams
+from services.engine.request import FinishReason, PreemptReason, Priority, Request, SamplingParams
 from tests.engine.factories import SymbolicEngine, make_request
 
 OPERATIONS = 10_000
@@ -100,7 +100,7 @@ class SchedulerLife(RuleBasedStateMachine):
     @rule(index=st.integers(0, 5))
     def preempt(self, index: int) -> None:
         running = self.engine.scheduler.roster.running
-        self.engine.scheduler.roster.preempt(running[index % len(running)], self.engine.clock())
+        self.engine.scheduler.roster.preempt(running[index % len(running)], PreemptReason.KV, self.engine.clock())
         self.settle("preempt")
 
     @rule(milliseconds=st.sampled_from([1, 50, 3000, 20_000, 70_000]))

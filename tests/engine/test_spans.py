@@ -13,7 +13,7 @@ from services.common import names, telemetry
 from services.common.telemetry import Telemetry, TelemetrySettings
 from services.engine.blame import MAX_CULPRITS, REST, SHOWN, Blame
 from services.engine.outputs import RequestOutput, RequestUsage, StepFacts, StepMember
-from services.engine.request import MAX_INTERVALS, Away, FinishReason, RequestClock
+from services.engine.request import MAX_INTERVALS, Away, FinishReason, Interval, PreemptReason, RequestClock
 from services.engine.spans import RequestSpans, record_step
 
 MS = 1_000_000
@@ -70,8 +70,8 @@ def no_token(clock: RequestClock) -> None:
 
 
 def paused_at_the_end(clock: RequestClock) -> None:
-    clock.was_away(Away.PREEMPTED, T0 + 30 * MS, T0 + 40 * MS)
-    clock.was_away(Away.PAUSED, T0 + 90 * MS, T0 + 100 * MS)
+    clock.was_away(Interval(Away.PREEMPTED, T0 + 30 * MS, T0 + 40 * MS, PreemptReason.KV, 8))
+    clock.was_away(Interval(Away.PAUSED, T0 + 90 * MS, T0 + 100 * MS))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,21 @@ def test_only_the_active_phase_fails(finish, change, reached, at_fault):
     assert {span.attributes[names.REQUEST_ID] for name, span in found.items() if name != "Deliver"} == {"r1"}
 
 
+def test_each_preemption_says_why_and_what_it_cost():
+    """Two preemptions: two spans, each with its own reason and the tokens that were computed again after it."""
+
+    def preempted_twice(clock: RequestClock) -> None:
+        clock.was_away(Interval(Away.PREEMPTED, T0 + 30 * MS, T0 + 40 * MS, PreemptReason.KV, 8))
+        clock.was_away(Interval(Away.PREEMPTED, T0 + 60 * MS, T0 + 80 * MS, PreemptReason.SHARE, 16))
+        assert (clock.preempted_ns, clock.recomputed_token_count) == (30 * MS, 24)
+
+    recorder = Recorder()
+    recorder.open().end(ending(FinishReason.STOP, preempted_twice), [])
+    found = [span.attributes for span in recorder.spans() if span.name == names.SPAN_ENGINE_PREEMPTED]
+    said = [(about[names.PREEMPTED_REASON], about[names.RECOMPUTED_TOKENS]) for about in found]
+    assert said == [("kv", 8), ("share", 16)]
+
+
 def test_a_stop_string_is_no_failure():
     """The stream process cancels because the answer is complete: nothing has an error."""
     recorder = Recorder()
@@ -115,7 +130,7 @@ def test_intervals_are_remembered_up_to_a_bound():
     """Very many pauses: the sum holds all, the list the first of them."""
     clock = RequestClock()
     for number in range(3 * MAX_INTERVALS):
-        clock.was_away(Away.PAUSED, number * 10, number * 10 + 4)
+        clock.was_away(Interval(Away.PAUSED, number * 10, number * 10 + 4))
     assert clock.paused_ns == 12 * MAX_INTERVALS
     assert len(clock.intervals) == MAX_INTERVALS
 

@@ -145,7 +145,14 @@ def test_metrics_of_every_layer(observed):
         assert value("engine", "headrace_inter_token_duration_seconds_count") >= 12
         used = sum(value("engine", "headrace_kv_blocks", state=s) for s in ("used", "cached", "free"))
         assert used == 1024
-        assert value("engine", "headrace_model_memory_bytes", part="weights") > 1e8
+        assert value("engine", "headrace_host_gap_seconds_count") >= 12
+        assert value("engine", "headrace_kv_wasted_tokens") == 0  # nothing runs
+        for part in ("weights", "kv", "activations"):
+            assert value("engine", "headrace_model_memory_bytes", part=part) > 1e6
+        reserved, allocated = (
+            value("engine", "headrace_allocator_memory_bytes", state=state) for state in ("reserved", "allocated")
+        )
+        assert reserved >= allocated > 1e8
         assert value("tokenizer", "headrace_tokenizer_tokens_total") >= 3
         until(lambda: value("stream", "headrace_stream_tokens_total") >= 15, 10, "deliveries ended")
         for process in PROCESSES:

@@ -24,6 +24,29 @@ EDGES = {
     (("engine", "engine.request"), ("engine", "engine.prefill")),
     (("engine", "engine.request"), ("engine", "engine.decode")),
 }
+# What each phase says of itself, whatever it did.
+ATTRIBUTES = {
+    "gateway.admit": {"headrace.admit.open_requests", "headrace.admit.queued_requests", "headrace.admit.result"},
+    "gateway.route": {"headrace.engine.address", "headrace.route.predicted_cached_tokens"},
+    "tokenizer.wait": {"headrace.tokenizer.batch_size"},
+    "tokenizer.encode": {"headrace.tokenizer.characters", "headrace.tokens"},
+    "engine.queue": {"headrace.queue.reason"},
+    "engine.prefill": {"headrace.tokens", "headrace.cached_tokens", "headrace.prefill.chunks"},
+    "engine.decode": {
+        "headrace.decode.steps",
+        "headrace.decode.inter_token_p50_ms",
+        "headrace.decode.inter_token_p99_ms",
+        "headrace.decode.inter_token_max_ms",
+        "headrace.decode.stalled_ms",
+    },
+    "stream.detokenize": {"headrace.detokenize.busy_ms", "headrace.detokenize.calls"},
+    "stream.send": {
+        "headrace.send.messages",
+        "headrace.send.bytes",
+        "headrace.send.blocked_ms",
+        "headrace.send.tail_ms",
+    },
+}
 SEQUENTIAL = ("admit", "tokenize", "route", "transit", "queue", "prefill", "first_delivery")
 
 
@@ -45,6 +68,12 @@ def test_every_expected_edge_and_no_other(pipeline):
     assert root.attributes["gen_ai.usage.output_tokens"] == answer.usage.completion_token_count
     assert root.attributes["gen_ai.request.temperature"] == 0
     assert not any("gen_ai.usage.input_tokens" in span.attributes for span in spans if span is not root)
+    by_name = {span.name: span.attributes for span in spans}
+    for name, expected in ATTRIBUTES.items():
+        assert expected <= by_name[name].keys(), name
+    assert by_name["tokenizer.encode"]["headrace.tokenizer.characters"] == len("Say hello.")
+    assert by_name["stream.detokenize"]["headrace.detokenize.calls"] == answer.usage.completion_token_count
+    assert by_name["stream.send"]["headrace.send.bytes"] > len(answer.text)
 
 
 def test_the_callers_trace_is_continued(pipeline):

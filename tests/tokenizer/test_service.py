@@ -6,8 +6,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from services.common import names
 from services.common.telemetry import Telemetry, TelemetrySettings
+from services.tokenizer.inputs import ChatInput, ChatMessage, TextPart
 from services.tokenizer.lane import Encoded, Worked
 from services.tokenizer.service import TokenizerServicer
+
+SPOKEN = ChatInput([ChatMessage("system", "be kind"), ChatMessage("user", [TextPart("grüß "), TextPart("dich")])])
 
 
 class Call:
@@ -27,7 +30,7 @@ def recorded(level: int, calls: int, inputs: int):
     tags = [call.span for call in made for _ in range(inputs)]
     batch = servicer._batched(tags, Worked([[1]] * len(tags), 20, 30))
     for call in made:
-        servicer._record([Encoded([1], 10, 10, len(tags), batch)] * inputs, call)
+        servicer._record([SPOKEN] * inputs, [Encoded([1], 10, 10, len(tags), batch)] * inputs, call)
         telemetry.end(call.span)
     telemetry.shutdown()
     assert telemetry.counts.started == telemetry.counts.ended
@@ -46,6 +49,13 @@ def test_a_batch_links_its_callers_and_they_link_it():
     assert len(waits) == 6
     assert {link.context.span_id for wait in waits for link in wait.links} == {batch.context.span_id}
     assert batch.attributes[names.BATCH_SIZE] == 6
+
+
+def test_characters_are_those_that_the_caller_wrote():
+    """Of every part of every message, in characters and not in bytes; beside the tokens that came of them."""
+    encodes = [span for span in recorded(level=2, calls=1, inputs=2) if span.name == names.SPAN_TOKENIZER_ENCODE]
+    said = [(span.attributes[names.CHARACTERS], span.attributes[names.TOKENS]) for span in encodes]
+    assert said == [(16, 1), (16, 1)]
 
 
 def test_one_caller_alone_has_no_batch():
