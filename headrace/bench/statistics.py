@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
+SLOPE_RESAMPLES = 1_000
 # Of n pairs, all lie on one side of the true median with probability 2 ** (1 - n): below six, no interval holds 95 %.
 FEWEST_PAIRS = 6
 
@@ -80,3 +81,22 @@ def median_interval(values: Sequence[float] | Floats, *, confidence: float = CON
     medians = np.median(taken[draws], axis=1)
     low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(np.median(taken)), float(low), float(high), len(taken))
+
+
+def slope(
+    times: Sequence[float], values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0
+) -> Interval:
+    """The Theil-Sen slope, with its bootstrap interval over the points. Raises ValueError: fewer than three points."""
+    if len(times) < 3 or len(times) != len(values):
+        raise ValueError(f"slope: {len(times)} times, {len(values)} values; three or more are needed")
+    at, taken = np.asarray(times, float), np.asarray(values, float)
+    draws = np.random.default_rng(seed).integers(len(at), size=(SLOPE_RESAMPLES, len(at)))
+    first, second = np.triu_indices(len(at), 1)
+
+    def of(places: NDArray[np.int64]) -> float:
+        run = at[places][second] - at[places][first]
+        rise = taken[places][second] - taken[places][first]
+        return float(np.median(rise[run != 0] / run[run != 0])) if run.any() else 0.0
+
+    low, high = np.quantile([of(places) for places in draws], [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(of(np.arange(len(at))), float(low), float(high), len(at))
