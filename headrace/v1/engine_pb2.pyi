@@ -115,7 +115,7 @@ class EngineServiceProfileResponse(_message.Message):
     def __init__(self, chrome_trace: _Optional[bytes] = ...) -> None: ...
 
 class OpenGeneration(_message.Message):
-    __slots__ = ("generation_id", "request_id", "prompt_token_ids", "sampling", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "n", "logprobs", "prompt_logprobs", "priority", "cache_salt", "timeout_ns", "credit_count", "traceparent", "tracestate", "bad_token_sequences", "generated_token_ids")
+    __slots__ = ("generation_id", "request_id", "prompt_token_ids", "sampling", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "n", "logprobs", "prompt_logprobs", "priority", "cache_salt", "timeout_ns", "credit_count", "traceparent", "tracestate", "bad_token_sequences", "generated_token_ids", "fair_key", "fair_weight")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,8 @@ class OpenGeneration(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     BAD_TOKEN_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FAIR_KEY_FIELD_NUMBER: _ClassVar[int]
+    FAIR_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     generation_id: int
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -154,7 +156,9 @@ class OpenGeneration(_message.Message):
     tracestate: str
     bad_token_sequences: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenIds]
     generated_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.Priority, str]] = ..., cache_salt: _Optional[bytes] = ..., timeout_ns: _Optional[int] = ..., credit_count: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., bad_token_sequences: _Optional[_Iterable[_Union[_generation_pb2.TokenIds, _Mapping]]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    fair_key: bytes
+    fair_weight: float
+    def __init__(self, generation_id: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., priority: _Optional[_Union[_generation_pb2.Priority, str]] = ..., cache_salt: _Optional[bytes] = ..., timeout_ns: _Optional[int] = ..., credit_count: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., bad_token_sequences: _Optional[_Iterable[_Union[_generation_pb2.TokenIds, _Mapping]]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., fair_key: _Optional[bytes] = ..., fair_weight: _Optional[float] = ...) -> None: ...
 
 class GrantCredits(_message.Message):
     __slots__ = ("generation_id", "credit_count", "index")

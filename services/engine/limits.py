@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from services.engine.request import Request, RequestRefused
 
+_POSITIVE = {"repetition_penalty", "fair_weight"}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -85,12 +87,13 @@ def _check_sampling(request: Request, limits: EngineLimits) -> None:
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "fair_weight": request.fair_weight,
     }
     for name, value in numbers.items():
         if not math.isfinite(value):
             raise RequestRefused(name, "INVALID_VALUE", f"{name} is {value}; it must be finite")
-    if sampling.repetition_penalty <= 0:
-        raise RequestRefused("repetition_penalty", "INVALID_VALUE", "repetition_penalty must be positive")
+        if name in _POSITIVE and value <= 0:
+            raise RequestRefused(name, "INVALID_VALUE", f"{name} is {value}; it must be positive")
     if request.max_tokens is not None and sampling.min_tokens > request.max_tokens:
         raise RequestRefused(
             "min_tokens",

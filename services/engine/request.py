@@ -233,6 +233,8 @@ class Request:
         "credit_limit",
         "deadline_ns",
         "error",
+        "fair_key",
+        "fair_weight",
         "finish",
         "ignore_eos",
         "lost_count",
@@ -266,6 +268,8 @@ class Request:
         ignore_eos: bool = False,
         priority: Priority = Priority.STANDARD,
         cache_salt: bytes = b"",
+        fair_key: bytes = b"",
+        fair_weight: float = 1.0,
         deadline_ns: int | None = None,
         credit_limit: int = UNLIMITED_CREDITS,
         arrival_ns: int = 0,
@@ -282,6 +286,8 @@ class Request:
             ignore_eos: the model's end-of-sequence ids do not end the answer.
             priority: scheduling class.
             cache_salt: only requests with the same salt share cached blocks.
+            fair_key: requests with the same key share one place in line.
+            fair_weight: what that key may have beside others; above 0.
             deadline_ns: on ``time.monotonic_ns``; None: no deadline.
             credit_limit: output tokens that the reader has allowed so far.
             arrival_ns: when it reached the engine; 0: when it is added.
@@ -300,6 +306,8 @@ class Request:
         self.ignore_eos = ignore_eos
         self.priority = priority
         self.cache_salt = cache_salt
+        self.fair_key = fair_key
+        self.fair_weight = fair_weight
         self.deadline_ns = deadline_ns
         self.credit_limit = credit_limit + self.resumed_count
         self.status = RequestStatus.WAITING

@@ -235,6 +235,7 @@ class Scheduler:
 
     def _append(self, request: Request, token_id: int, now: int) -> None:
         request.tokens.append(token_id)
+        self.roster.waiting.fair.give(request.fair_key, 1, request.fair_weight)
         clock = request.clock
         if clock.first_token_ns == 0:
             clock.first_token_ns = now

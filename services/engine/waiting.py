@@ -1,12 +1,14 @@
 """The waiting line, and who is next.
 
-Knows classes, time and token counts; nothing of blocks. Order (policies: bounded waiting, short uncached
+Knows classes, time and token counts; nothing of blocks. Order (policies: bounded waiting, fair shares, short uncached
 work first, ageing):
 
 1. overdue requests, which waited longer than their class's bound, longest overdue first. While others wait too,
    every second place is theirs, so that a flood of a lower class does not starve a higher one;
-2. then by class; inside a class preempted requests, then the highest response ratio,
-   (time waited + time needed) / time needed, which favours short work and lets everything age.
+2. then by class; inside a class preempted requests, then the fair key that was given the fewest tokens for its weight,
+   what goes before in the line counted in;
+3. of one key the highest response ratio, (time waited + time needed) / time needed, which favours short work and lets
+   everything age.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from services.common.fairness import FairClock
 from services.engine.request import Priority, Request
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class WaitingLine:
     """Requests that are not running, by id."""
 
     def __init__(self, policy: WaitingPolicy) -> None:
+        self.fair: FairClock[bytes] = FairClock()
         self._policy = policy
         self._requests: dict[int, Request] = {}
         self._overdue_had_last_place = False
@@ -62,8 +66,11 @@ class WaitingLine:
         del self._requests[request.request_id]
 
     def start(self, request: Request, now_ns: int) -> None:
-        """Take a request out, whose turn it is."""
+        """Take a request out, whose turn it is; what it has to compute is its key's, once."""
         self._overdue_had_last_place = self.overdue(request, now_ns)
+        self.fair.turn(request.fair_key)
+        if not request.preempted_since_ns:
+            self.fair.give(request.fair_key, request.pending_count, request.fair_weight)
         self.remove(request)
 
     def in_order(self, now_ns: int) -> list[Request]:
@@ -73,7 +80,7 @@ class WaitingLine:
         for request in self._requests.values():
             if not request.paused:
                 (overdue if self.overdue(request, now_ns) else others).append(request)
-        others.sort(key=lambda r: self._place(r, now_ns))
+        others = self._by_turns(others, now_ns)
         if not overdue:
             return others
         overdue.sort(key=lambda r: (_waiting_since(r) + self._policy.bound_ns[r.priority], r.request_id))
@@ -85,12 +92,33 @@ class WaitingLine:
         bound_ns = self._policy.bound_ns.get(request.priority)
         return bound_ns is not None and now_ns - _waiting_since(request) >= bound_ns
 
-    def _place(self, request: Request, now_ns: int) -> tuple[float, float, int, int]:
-        uncached = max(1, request.token_count - request.predicted_cached_count)
+    def _by_turns(self, requests: list[Request], now_ns: int) -> list[Request]:
+        """Requests as their keys take turns."""
+        requests.sort(key=lambda r: self._place(r, now_ns))
+        clocks: dict[bytes, float] = {}
+        turns: dict[int, tuple[int, float]] = {}
+        for request in requests:
+            clock = clocks.get(request.fair_key, self.fair.at(request.fair_key))
+            turns[request.request_id] = (_rank(request), clock)
+            clocks[request.fair_key] = clock + _uncached(request) / request.fair_weight
+        if len(clocks) > 1:
+            requests.sort(key=lambda r: turns[r.request_id])
+        return requests
+
+    def _place(self, request: Request, now_ns: int) -> tuple[int, float, int, int]:
+        uncached = _uncached(request)
         service_ns = uncached * self._policy.token_service_ns
         ratio = (now_ns - _waiting_since(request) + service_ns) / service_ns
-        rank = 2.0 * request.priority + (request.preempted_since_ns == 0)
-        return (rank, -ratio, uncached, request.request_id)
+        return (_rank(request), -ratio, uncached, request.request_id)
+
+
+def _rank(request: Request) -> int:
+    """By class, and preempted requests first."""
+    return 2 * request.priority + (request.preempted_since_ns == 0)
+
+
+def _uncached(request: Request) -> int:
+    return max(1, request.token_count - request.predicted_cached_count)
 
 
 def _waiting_since(request: Request) -> int:

@@ -1,9 +1,9 @@
 """How many requests are inside at once, and who is next. Knows nothing of what they ask, and no gRPC.
 
 Inside there are so many places; what comes when they are taken waits, if it can be served in time, in a queue for each
-priority that is bounded. The one idea: each tenant has a clock that its requests move on by their cost, divided by its
-weight, and the request whose tenant's clock is furthest back is next. So a tenant that floods waits for itself. A full
-queue gives up the last request of whoever holds most of it, rather than refuse who holds less.
+priority that is bounded. The one idea: the tenant is next that was given the fewest tokens for its weight (see
+`services.common.fairness`), so a tenant that floods waits for itself. A full queue gives up the last request of whoever
+holds most of it, rather than refuse who holds less.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import DeadlineExceeded, HeadraceError, Reason, ResourceExhausted
 from headrace.v1.generation_pb2 import PRIORITY_BATCH, PRIORITY_STANDARD, Priority
+from services.common.fairness import FairClock
 from services.gateway.identity import ANONYMOUS_TENANT
 
 RETRY_AFTER_S = 1.0
@@ -29,10 +30,10 @@ class Claim:
     """What a request is to admission.
 
     Attributes:
-        tenant: whose clock it moves.
+        tenant: whose it is.
         weight: its tenant's share, beside others'.
         priority: of `Priority`; lower goes first.
-        cost: expected tokens.
+        cost: tokens that it is expected to use.
         deadline_ns: monotonic; None without one.
     """
 
@@ -46,7 +47,6 @@ class Claim:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     claim: Claim
-    tag: float
     arrived_ns: int
     called: asyncio.Future[None] = field(repr=False)
 
@@ -71,9 +71,8 @@ class Admission:
         self.limit, self._max_queued = max_open_requests, max_queued_requests
         self._capacity, self._now = capacity, now
         self.open_count = 0
-        self._waiting: list[_Waiter] = []
-        self._clocks: dict[str, float] = {}
-        self._clock = 0.0
+        self._waiting: list[_Waiter] = []  # in order of arrival
+        self._fair: FairClock[str] = FairClock()
         self._service_s: float | None = None  # mean time that a request is inside
 
     @property
@@ -99,11 +98,10 @@ class Admission:
             DeadlineExceeded: the deadline came first.
         """
         before = self.open_count
-        tag = self._tag(claim)
         if before >= self.places or self._waiting:
-            await self._wait(claim, tag)
+            await self._wait(claim)
         else:
-            self._enter(claim, tag)
+            self._enter(claim)
         began_ns = self._now()
         try:
             yield before
@@ -114,17 +112,16 @@ class Admission:
             self.open_count -= 1
             self._call()
 
-    def _tag(self, claim: Claim) -> float:
-        return max(self._clock, self._clocks.get(claim.tenant, 0.0))
+    def used(self, claim: Claim, tokens: int) -> None:
+        """A request has ended: its tenant was given what it used, not what was expected."""
+        self._fair.give(claim.tenant, tokens - claim.cost, claim.weight)
 
-    def _enter(self, claim: Claim, tag: float) -> None:
+    def _enter(self, claim: Claim) -> None:
         self.open_count += 1
-        self._clock = max(self._clock, tag)
-        self._clocks[claim.tenant] = max(tag, self._clocks.get(claim.tenant, 0.0)) + claim.cost / claim.weight
-        if len(self._clocks) > 10_000:  # clocks that are behind say nothing
-            self._clocks = {tenant: at for tenant, at in self._clocks.items() if at > self._clock}
+        self._fair.turn(claim.tenant)
+        self._fair.give(claim.tenant, claim.cost, claim.weight)
 
-    async def _wait(self, claim: Claim, tag: float) -> None:
+    async def _wait(self, claim: Claim) -> None:
         wait_s = self._expected_wait_s(claim)
         if claim.deadline_ns is not None and self._now() + int(wait_s * 1e9) >= claim.deadline_ns:
             left_s = max(0.0, (claim.deadline_ns - self._now()) / 1e9)
@@ -135,8 +132,7 @@ class Admission:
             )
         if self.queued(claim.priority) >= self._max_queued:
             self._make_room(claim, wait_s)
-        behind = sum(w.claim.cost / w.claim.weight for w in self._waiting if w.claim.tenant == claim.tenant)
-        waiter = _Waiter(claim, tag + behind, self._now(), asyncio.get_running_loop().create_future())
+        waiter = _Waiter(claim, self._now(), asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._call()
         try:
@@ -167,7 +163,7 @@ class Admission:
         refusal = self._full(claim.priority, wait_s)
         if largest == claim.tenant or held[largest] / weights[largest] <= (held[claim.tenant] + 1) / claim.weight:
             raise refusal
-        last = max((w for w in queue if w.claim.tenant == largest), key=lambda w: (w.tag, w.arrived_ns))
+        last = [waiter for waiter in queue if waiter.claim.tenant == largest][-1]
         self._waiting.remove(last)
         if not last.called.done():
             last.called.set_exception(refusal)
@@ -189,15 +185,14 @@ class Admission:
         """Lets in who is next, while there are places."""
         while self._waiting and self.open_count < self.places:
             now_ns = self._now()
-            waiter = min(self._waiting, key=lambda waiter: _order(waiter, now_ns))
+            waiter = min(self._waiting, key=lambda waiter: self._order(waiter, now_ns))
             self._waiting.remove(waiter)
             if not waiter.called.done():
-                self._enter(waiter.claim, waiter.tag)
+                self._enter(waiter.claim)
                 waiter.called.set_result(None)
 
-
-def _order(waiter: _Waiter, now_ns: int) -> tuple[int, float]:
-    waited_s = (now_ns - waiter.arrived_ns) / 1e9
-    if waited_s > PATIENCE_S.get(waiter.claim.priority, float("inf")):
-        return 0, waiter.arrived_ns
-    return waiter.claim.priority, waiter.tag
+    def _order(self, waiter: _Waiter, now_ns: int) -> tuple[int, float]:
+        waited_s = (now_ns - waiter.arrived_ns) / 1e9
+        if waited_s > PATIENCE_S.get(waiter.claim.priority, float("inf")):
+            return 0, waiter.arrived_ns
+        return waiter.claim.priority, self._fair.at(waiter.claim.tenant)

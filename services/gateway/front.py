@@ -82,7 +82,7 @@ def make_meter(settings: QuotaSettings, redis_url: str, metrics: Metrics, log: L
 
 
 class Salts:
-    """The salt of each tenant's prefix cache: a keyed hash, so that nobody can choose another tenant's."""
+    """What engines know tenants by: keyed hashes, so that nobody can choose another tenant's."""
 
     def __init__(self, settings: AccessSettings) -> None:
         self._key = hashlib.sha256(settings.cache_salt_key.encode()).digest()
@@ -90,11 +90,15 @@ class Salts:
         self._made: dict[str, bytes] = {}
 
     def of(self, tenant: str) -> bytes:
-        """A tenant's salt; empty for anonymous callers, and for tenants that are declared to share."""
+        """The salt of a tenant's prefix cache; empty for anonymous callers, one for all that are declared to share."""
         if EVERYBODY in self._shared or tenant in self._shared:
             tenant = EVERYBODY
         elif tenant == ANONYMOUS_TENANT:
             return b""
+        return self.fair_key(tenant)
+
+    def fair_key(self, tenant: str) -> bytes:
+        """What engines know a tenant by, shared prefixes or not."""
         if tenant not in self._made:
             self._made[tenant] = hashlib.blake2b(tenant.encode(), key=self._key, digest_size=SALT_BYTES).digest()
         return self._made[tenant]

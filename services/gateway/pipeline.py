@@ -133,6 +133,8 @@ class Pipeline:
             opening = openings.opening(generation, ticket.identity, prompt, facts.default_sampling)
             opening.generation.request_id, opening.stream_id = ticket.request_id, ticket.stream_id
             opening.generation.cache_salt = self._salts.of(ticket.identity.tenant)
+            opening.generation.fair_key = self._salts.fair_key(ticket.identity.tenant)
+            opening.generation.fair_weight = ticket.identity.weight
             opening.generation.bad_token_sequences.extend(bad_sequences)
             opening.generation.credit_count, opening.whole = flow.window, flow.whole
             if max_tokens is not None:

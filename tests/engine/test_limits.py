@@ -25,6 +25,8 @@ LIMITS = EngineLimits(context_length=100, kv_token_capacity=64, vocab_size=50, e
         ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature", "INVALID_VALUE", "nan"),
         ({"sampling": SamplingParams(top_p=float("inf"))}, "top_p", "INVALID_VALUE", "inf"),
         ({"sampling": SamplingParams(repetition_penalty=0.0)}, "repetition_penalty", "INVALID_VALUE", ""),
+        ({"fair_weight": 0.0}, "fair_weight", "INVALID_VALUE", "0"),
+        ({"fair_weight": float("nan")}, "fair_weight", "INVALID_VALUE", "nan"),
         ({"sampling": SamplingParams(min_tokens=9)}, "min_tokens", "INVALID_VALUE", "9"),
         ({"sampling": SamplingParams(logprobs=51)}, "logprobs", "INVALID_VALUE", "51"),
         ({"sampling": SamplingParams(logit_bias={50: 1.0})}, "logit_bias", "OUT_OF_VOCABULARY", "50"),

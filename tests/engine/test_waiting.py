@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from services.engine.request import Priority
 from services.engine.waiting import WaitingLine, WaitingPolicy
 from tests.engine.factories import make_request
@@ -63,6 +65,51 @@ def test_requests_without_credits_are_not_offered() -> None:
     next(iter(line)).credit_limit = 0
     assert _order(line) == [2]
     assert len(line) == 2
+
+
+def _flood_and_quiet(line: WaitingLine, weight: float = 1.0) -> None:
+    """Six requests of one key, which came first and are short, and three of another."""
+    for request_id in range(9):
+        flood = request_id < 6
+        line.put(
+            make_request(
+                request_id,
+                prompt=[1] * (10 if flood else 20),
+                arrival_ns=(95 if flood else 99) * SECOND_NS,
+                fair_key=b"flood" if flood else b"quiet",
+                fair_weight=1.0 if flood else weight,
+            )
+        )
+
+
+@pytest.mark.parametrize(("weight", "order"), [(1.0, [0, 6, 1, 2, 7, 3, 4, 8, 5]), (4.0, [0, 6, 7, 1, 8, 2, 3, 4, 5])])
+def test_keys_take_turns_by_tokens_and_weight(weight: float, order: list[int]) -> None:
+    """Whoever has much in the line waits for itself; the line knows what goes before as given."""
+    line = WaitingLine(WaitingPolicy())
+    _flood_and_quiet(line, weight)
+    assert _order(line) == order
+
+
+def test_what_a_key_was_given_counts_against_it() -> None:
+    """Prompts that were started and tokens that were generated; whoever had less goes first, then they take turns."""
+    line = WaitingLine(WaitingPolicy())
+    first = make_request(100, prompt=[1] * 10, fair_key=b"flood")
+    line.put(first)
+    line.start(first, 100 * SECOND_NS)
+    line.fair.give(b"flood", 15, 1.0)
+    _flood_and_quiet(line)
+    assert _order(line) == [6, 7, 0, 1, 8, 2, 3, 4, 5]
+
+
+def test_recomputing_costs_a_key_nothing() -> None:
+    """A preemption is the engine's doing."""
+    line = WaitingLine(WaitingPolicy())
+    request = make_request(1, prompt=[1] * 10, fair_key=b"k")
+    for preempted_ns in (0, 99 * SECOND_NS):
+        line.put(request)
+        request.preempted_since_ns = preempted_ns
+        line.start(request, 100 * SECOND_NS)
+    assert line.fair.at(b"k") == 10
 
 
 def test_a_preempted_request_goes_before_its_class() -> None:
