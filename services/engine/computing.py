@@ -9,32 +9,70 @@ from services.engine.kernels import CpuKernels, DeterministicKernels, Kernels, R
 from services.engine.model.config import ModelConfig
 from services.engine.model.decoder import Decoder
 from services.engine.model.native import NativeDecoder
+from services.engine.model.shard import Shard
 from services.engine.model.weights import WeightReader
+from services.engine.placement import Placement
+from services.engine.ranks import LeadDecoder, LeadKernels, Ranks, RankSetup, join, store_path
+
+AnyDecoder = Decoder | NativeDecoder | LeadDecoder
 
 
 def make_decoder(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, length: int
-) -> tuple[Decoder | NativeDecoder, Kernels]:
+    config: EngineConfig, model: ModelConfig, placement: Placement, length: int
+) -> tuple[AnyDecoder, Kernels | LeadKernels]:
     """Read the weights into the decoder that is fastest here for what the configuration asks for.
 
-    The extension computes bfloat16 alone: float32, deterministic mode and ``torch`` stay with torch's operators, and
-    so does all else where it cannot be built.
+    The extension computes bfloat16 alone, on one rank: float32, deterministic mode, ``torch`` and tensor parallelism
+    stay with torch's operators, and so does all else where it cannot be built.
     """
-    reader = WeightReader(config.model_dir, model, dtype)
-    if _wants_native(config, model, dtype) and native.load() is None:
+    if config.tensor_parallel > 1:
+        return _lead(config, model, placement, length)
+    reader = WeightReader(config.model_dir, model, placement.dtype, placement.device)
+    if _wants_native(config, model, placement) and native.load() is None:
         return NativeDecoder(model, reader, length), native.NativeKernels()
-    kernels: Kernels = CpuKernels()
+    kernels = make_kernels(config, model, placement)
+    return Decoder(model, reader, kernels, placement.dtype, length), kernels
+
+
+def make_kernels(config: EngineConfig, model: ModelConfig, placement: Placement) -> Kernels:
+    """The kernels of a ``Decoder``."""
+    if placement.kernels == "triton":
+        from services.engine.kernels.triton.kernels import TritonKernels  # needs the package triton
+
+        return TritonKernels(placement.device, model.head_count // model.kv_head_count)
     if config.deterministic:
-        kernels = DeterministicKernels()
-    elif config.kernels == "reference":
-        kernels = ReferenceKernels()
-    return Decoder(model, reader, kernels, dtype, length), kernels
+        return DeterministicKernels()
+    return ReferenceKernels() if placement.kernels == "reference" else CpuKernels()
 
 
-def _wants_native(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> bool:
+def make_part(
+    config: EngineConfig, model: ModelConfig, placement: Placement, length: int, shard: Shard
+) -> tuple[Decoder, Kernels]:
+    """One rank's part of a decoder."""
+    reader = WeightReader(config.model_dir, model, placement.dtype, placement.device, shard)
+    kernels = make_kernels(config, model, placement)
+    return Decoder(model, reader, kernels, placement.dtype, length), kernels
+
+
+def _lead(
+    config: EngineConfig, model: ModelConfig, placement: Placement, length: int
+) -> tuple[LeadDecoder, LeadKernels]:
+    count, store = config.tensor_parallel, store_path()
+    Shard(0, count).check(model)
+    ranks = Ranks([RankSetup(config, length, rank, store) for rank in range(1, count)])
+    try:
+        join(0, count, store, placement.device)
+        decoder, kernels = make_part(config, model, placement, length, Shard(0, count))
+    except BaseException:
+        ranks.close()
+        raise
+    return LeadDecoder(decoder, ranks), LeadKernels(kernels)
+
+
+def _wants_native(config: EngineConfig, model: ModelConfig, placement: Placement) -> bool:
     return (
-        config.kernels == "cpu"
+        placement.kernels == "cpu"
         and not config.deterministic
-        and dtype is torch.bfloat16
+        and placement.dtype is torch.bfloat16
         and native.fits(head_dim=model.head_dim, hidden=model.hidden_size, inner=model.intermediate_size)
     )

@@ -12,7 +12,8 @@ from services.engine.waiting import WaitingPolicy
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
-    "kernels": ("cpu", "torch", "reference"),
+    "device": ("auto", "cpu", "cuda"),
+    "kernels": ("auto", "cpu", "torch", "reference", "triton"),
     "block_size": (8, 16, 32),
     "profile": PROFILES,
 }
@@ -27,15 +28,22 @@ class EngineConfig:
 
     model_dir: Path
     dtype: str = "auto"
-    """float32, bfloat16, or auto: bfloat16 when the weights are and the CPU multiplies it, else float32."""
-    kernels: str = "cpu"
-    """cpu: the C++ extension where it can be built and computes this, else torch; torch; or reference."""
+    """float32, bfloat16, or auto: bfloat16 when the weights are and the device multiplies it, else float32."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a CUDA device if there is one and nothing that is asked for needs the CPU."""
+    kernels: str = "auto"
+    """triton: the GPU's. cpu: the C++ extension where it can be built and computes this, else torch; torch; reference.
+    auto: triton or cpu, by the device."""
+    tensor_parallel: int = 1
+    """Ranks that share the model, a process each: as many GPUs, or on a CPU as many sets of threads."""
     kv_blocks: int | None = None
     """Blocks of the KV pool; None: from the two below."""
     kv_memory_bytes: int | None = None
     """Bytes of the KV pool; None: from the share below."""
     kv_memory_utilization: float = 0.25
-    """Share of the memory still available after the weights."""
+    """Share of the memory still available after the weights; on a CPU."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory for weights, activations and the KV pool together."""
     block_size: int = 16
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 512
@@ -70,10 +78,11 @@ class EngineConfig:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(str, choices))}")
-        if self.max_num_seqs < 1:
-            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it must be positive")
+        for name in ("max_num_seqs", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive")
         self._check_together()
-        for name in ("kv_memory_utilization", "watermark", "paused_kv_share"):
+        for name in ("kv_memory_utilization", "gpu_memory_utilization", "watermark", "paused_kv_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0 and at most 1")
         for name in ("standard_wait_s", "batch_wait_s"):
@@ -81,8 +90,12 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {_LONGEST_WAIT_S}")
 
     def _check_together(self) -> None:
-        if self.deterministic and self.kernels != "cpu":
-            raise ValueError(f"deterministic is on with kernels {self.kernels!r}; it needs cpu")
+        if self.deterministic and (self.kernels not in ("auto", "cpu") or self.device == "cuda"):
+            raise ValueError(f"deterministic is on with kernels {self.kernels!r}, device {self.device!r}; it needs cpu")
+        if self.deterministic and self.tensor_parallel > 1:
+            raise ValueError(f"deterministic is on with tensor_parallel {self.tensor_parallel}; it needs 1")
+        if self.device == "cuda" and self.kernels not in ("auto", "triton"):
+            raise ValueError(f"kernels is {self.kernels!r} with device 'cuda'; it must be auto or triton")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "

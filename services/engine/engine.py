@@ -15,11 +15,12 @@ from services.engine.block_pool import BlockPool
 from services.engine.computing import make_decoder
 from services.engine.config import EngineConfig
 from services.engine.faults import FaultGuard
-from services.engine.kernels import can_pack
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
 from services.engine.model.config import ModelConfig, load_config
+from services.engine.model.shard import Shard
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepMember, StepOutput
+from services.engine.placement import Placement
 from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused
@@ -28,8 +29,6 @@ from services.engine.sampler import Sampler
 from services.engine.scheduler import Scheduler
 from services.engine.step import ScheduledStep, StepResult
 from services.engine.warm_up import ActivationMeter, largest_step
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -78,9 +77,10 @@ class Engine:
             torch.set_num_threads(config.threads)
         model = load_config(config.model_dir)
         context = min(model.context_length, config.max_model_len or model.context_length)
-        dtype = _resolve_dtype(config.dtype, model.dtype)
-        decoder, kernels = make_decoder(config, model, dtype, context)
-        per_token = kv_bytes_per_token(model, dtype.itemsize)
+        placement = Placement.choose(config, model)
+        decoder, kernels = make_decoder(config, model, placement, context)
+        part, dtype = Shard(0, config.tensor_parallel).of(model), placement.dtype
+        per_token = kv_bytes_per_token(part, dtype.itemsize)
         block_count = config.kv_blocks or fitting_blocks(
             block_bytes=per_token * config.block_size,
             memory_bytes=config.kv_memory_bytes,
@@ -97,11 +97,11 @@ class Engine:
             weight_bytes=decoder.weight_bytes,
             kv_bytes=per_token * config.block_size * (block_count + 1),
             kv_bytes_per_token=per_token,
-            kv_formula=kv_formula(model, dtype.itemsize),
+            kv_formula=kv_formula(part, dtype.itemsize),
             block_count=block_count,
             block_size=config.block_size,
         )
-        kv = allocate_kv(model, block_count, config.block_size, dtype)
+        kv = allocate_kv(part, block_count, config.block_size, dtype, placement.device)
         runner = ModelRunner(decoder, kernels, Sampler(model.eos_token_ids), kv, row_by_row=config.deterministic)
         return cls(config, model, runner, limits, memory, clock)
 
@@ -237,6 +237,14 @@ class Engine:
         """Hold every invariant of blocks and requests; AssertionError names the first one broken."""
         self._scheduler.roster.check_integrity()
 
+    def on_lost(self, function: Callable[[str], None]) -> None:
+        """Have a function called, on some thread, when another rank has ended: nothing can be computed then."""
+        self._runner.on_lost(function)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any. Nothing can be computed afterwards."""
+        self._runner.close()
+
     def warm_up(self) -> None:
         """Generate once, for real, and leave no trace in statistics or cache; note what memory it took.
 
@@ -279,10 +287,3 @@ def _news(request: Request, result: Sampled | None) -> RequestOutput:
         error=request.error,
         usage=RequestUsage.of(request) if first or request.finish is not None else None,
     )
-
-
-def _resolve_dtype(wanted: str, saved: str) -> torch.dtype:
-    if wanted != "auto":
-        return _DTYPES[wanted]
-    fast = can_pack(torch.bfloat16)
-    return torch.bfloat16 if saved == "bfloat16" and fast else torch.float32

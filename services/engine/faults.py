@@ -16,6 +16,10 @@ PATIENCE = 3
 """Steps in a row of which nothing could be computed before the fault counts as the engine's own."""
 
 
+class EngineFault(Exception):
+    """Nothing can be computed any more, whatever the request: the engine ends at once."""
+
+
 class Runner(Protocol):
     """Whatever computes steps."""
 
@@ -35,10 +39,13 @@ class FaultGuard:
         """Compute a step.
 
         Raises:
+            EngineFault: raised by the runner.
             Exception: whatever the runner raised, when nothing could be computed for the third time in a row.
         """
         try:
             result = self._runner.step(step)
+        except EngineFault:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it was, it may concern one request alone
             result = self._one_by_one(step, error)
         if len(result.failed) < len(step.requests):
@@ -53,6 +60,8 @@ class FaultGuard:
             for single in single_steps(step, self._block_size):
                 try:
                     result = self._runner.step(single)
+                except EngineFault:
+                    raise
                 except Exception as error:  # noqa: BLE001 - as above
                     result = _failure(single, error)
                 _add(whole, result)

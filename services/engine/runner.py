@@ -5,13 +5,15 @@ Owns the KV pool's memory; knows neither why a plan is what it is nor what becom
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from services.engine.computing import AnyDecoder
 from services.engine.kernels.base import Kernels
 from services.engine.model.config import ModelConfig
-from services.engine.model.decoder import Decoder
-from services.engine.model.native import NativeDecoder
 from services.engine.plan import Sampled, StepPlan, TokenLogprobs
+from services.engine.ranks import LeadDecoder, LeadKernels
 from services.engine.request import Request
 from services.engine.sampler import Sampler, explain
 from services.engine.step import ScheduledStep, StepResult
@@ -19,10 +21,18 @@ from services.engine.step import ScheduledStep, StepResult
 _EXPLAINED_ROWS = 64  # rows of the vocabulary's width held at once while a prompt is explained
 
 
-def allocate_kv(config: ModelConfig, block_count: int, block_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+def allocate_kv(
+    config: ModelConfig, block_count: int, block_size: int, dtype: torch.dtype, device: torch.device | None = None
+) -> list[torch.Tensor]:
     """One [block_count + 1, block_size, 2, kv_heads, head_dim] pool a layer; pages are touched on first use."""
     shape = (block_count + 1, block_size, 2, config.kv_head_count, config.head_dim)
-    return [torch.empty(shape, dtype=dtype) for _ in range(config.layer_count)]
+    return [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layer_count)]
+
+
+def tensors_of(plan: StepPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, positions and slots of a plan, as a decoder takes them, on a device."""
+    token_ids, positions, slots = (torch.from_numpy(a).to(device) for a in (plan.token_ids, plan.positions, plan.slots))
+    return token_ids, positions, slots.long()
 
 
 class ModelRunner:
@@ -30,8 +40,8 @@ class ModelRunner:
 
     def __init__(
         self,
-        decoder: Decoder | NativeDecoder,
-        kernels: Kernels,
+        decoder: AnyDecoder,
+        kernels: Kernels | LeadKernels,
         sampler: Sampler,
         kv: list[torch.Tensor],
         *,
@@ -46,14 +56,20 @@ class ModelRunner:
 
     def run(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a plan; its [T, hidden] states and the [L, vocabulary] logits of its logit rows."""
-        hidden = self._decoder.forward(
-            token_ids=torch.from_numpy(plan.token_ids),
-            positions=torch.from_numpy(plan.positions),
-            slots=torch.from_numpy(plan.slots).long(),
-            kv=self.kv,
-            batch=self._kernels.prepare(plan, self.kv[0].dtype),
-        )
-        return hidden, self._decoder.logits(hidden, torch.from_numpy(plan.logit_rows).long())
+        device = self.kv[0].device
+        batch = self._kernels.prepare(plan, self.kv[0].dtype)
+        hidden = self._decoder.forward(*tensors_of(plan, device), kv=self.kv, batch=batch)
+        return hidden, self._decoder.logits(hidden, torch.from_numpy(plan.logit_rows).long().to(device))
+
+    def on_lost(self, function: Callable[[str], None]) -> None:
+        """Have a function called when another rank has ended."""
+        if isinstance(self._decoder, LeadDecoder):
+            self._decoder.ranks.on_lost(function)
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if isinstance(self._decoder, LeadDecoder):
+            self._decoder.ranks.close()
 
     def step(self, step: ScheduledStep) -> StepResult:
         """Compute a step: choose a token for each logit row, explain each prompt row."""
@@ -76,7 +92,7 @@ class ModelRunner:
         taken = 0
         for request, count in step.explained:
             places = step.plan.prompt_rows[taken : taken + count]
-            rows = torch.from_numpy(places).long()
+            rows = torch.from_numpy(places).long().to(hidden.device)
             following = request.prompt_ids[step.plan.positions[places] + 1].tolist()
             entries: list[TokenLogprobs] = []
             try:

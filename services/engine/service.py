@@ -46,6 +46,7 @@ class EngineProcess(Service):
     def __init__(self, settings: EngineProcessSettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._settings, self._log = settings, log
         self._servicer = EngineServicer(telemetry_)
+        self._engine: Engine | None = None
         self._registration: asyncio.Task[None] | None = None
         self._registry: Registry | None = None
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -74,6 +75,9 @@ class EngineProcess(Service):
             activations_mb=round(engine.memory.peak_activation_bytes / 1e6, 1),
             heap_reserved_mb=round(heap_facts().reserved_bytes / 1e6, 1),
         )
+        self._engine = engine
+        events = asyncio.get_running_loop()
+        engine.on_lost(lambda text: _post(events, self._fail, text))
         self._servicer.begin(engine, self._settings.model.name, default_sampling(directory), self._on_fatal)
 
         self._register()
@@ -106,8 +110,11 @@ class EngineProcess(Service):
 
     def _on_fatal(self, error: BaseException) -> None:
         self._log.error("engine loop died", exc_info=error)
+        self._fail(f"the engine loop died: {type(error).__name__}: {error}")
+
+    def _fail(self, text: str) -> None:
         if not self._failed.done():
-            self._failed.set_result(f"the engine loop died: {type(error).__name__}: {error}")
+            self._failed.set_result(text)
 
     async def failure(self) -> str:
         """Returns when the engine's loop has died."""
@@ -124,6 +131,8 @@ class EngineProcess(Service):
         if self._servicer.loop is not None:
             self._servicer.loop.stop(drain=False)
             await asyncio.to_thread(self._servicer.loop.join, 1.0)
+        if self._engine is not None:
+            self._engine.close()
         self._servicer.end_spans()
 
 

@@ -19,18 +19,26 @@ class EngineSettings:
     SECTION = "ENGINE"
     dtype: str = setting(
         "auto",
-        "number format; auto: bfloat16 if weights and CPU have it",
+        "number format; auto: bfloat16 if weights and device have it",
         choices=("auto", "float32", "bfloat16"),
     )
-    kernels: str = setting(
-        "cpu",
-        "cpu: the C++ extension (bfloat16, AVX-512; built on first use), else torch; torch alone; the plain reference",
-        choices=("cpu", "torch", "reference"),
+    device: str = setting(
+        "auto", "cpu or cuda; auto: cuda where there is one and nothing needs the CPU", choices=("auto", "cpu", "cuda")
     )
+    kernels: str = setting(
+        "auto",
+        "triton on a GPU; cpu: the C++ extension (bfloat16, AVX-512; built on first use), else torch; torch alone; "
+        "the plain reference; auto: by the device",
+        choices=("auto", "cpu", "torch", "reference", "triton"),
+    )
+    tensor_parallel: int = setting(1, "processes, each with a GPU, that share the model", minimum=1, maximum=64)
     kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)
     kv_memory_bytes: int | None = setting(None, "bytes of the KV pool; unset: from the utilization", minimum=1)
     kv_memory_utilization: float = setting(
-        0.25, "share of the memory left after the weights that the KV pool takes", minimum=0.001, maximum=1
+        0.25, "share of the memory left after the weights that the KV pool takes; on a CPU", minimum=0.001, maximum=1
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "share of a GPU's memory for weights, activations and KV pool together", minimum=0.001, maximum=1
     )
     block_size: int = setting(16, "tokens in a KV block: 8, 16 or 32", minimum=8, maximum=32)
     max_num_seqs: int = setting(32, "most sequences in one step", minimum=1, maximum=4096)

@@ -37,16 +37,18 @@ class Decoder:
         self, config: ModelConfig, reader: WeightReader, kernels: Kernels, dtype: torch.dtype, length: int
     ) -> None:
         """Read and pack every weight; ``length`` is the longest sequence that will be computed."""
-        self._config = config
+        self._config = reader.shard.of(config)
         self._kernels = kernels
+        self._shard = reader.shard
         self.weight_bytes = 0
         self._embedding = self._counted(reader.read("model.embed_tokens.weight"))
         self._layers = [self._load_layer(reader, index) for index in range(config.layer_count)]
         self._norm = self._counted(reader.read("model.norm.weight"))
         # The head is packed apart from the embedding even when both are one tensor on disk.
-        head = self._embedding if config.tied_embeddings else reader.read("lm_head.weight")
-        self._head = kernels.linear(self._counted(head), None)
-        self._cos, self._sin = rotation_tables(config.rope, config.head_dim, length, dtype)
+        head = self._counted(reader.read_head(self._embedding, tied=config.tied_embeddings))
+        self._head = self._shard.gathered(kernels.linear(head, None), config.vocab_size)
+        cos, sin = rotation_tables(config.rope, config.head_dim, length, dtype)
+        self._cos, self._sin = cos.to(reader.device), sin.to(reader.device)
 
     @torch.inference_mode()
     def forward(
@@ -110,7 +112,7 @@ class Decoder:
         hidden += layer.down(kernels.silu_mul(layer.gate_up(normed)))
 
     def _load_layer(self, reader: WeightReader, index: int) -> _Layer:
-        config, linear, counted = self._config, self._kernels.linear, self._counted
+        config, linear, counted, summed = self._config, self._kernels.linear, self._counted, self._shard.summed
         prefix = f"model.layers.{index}."
         attention = prefix + "self_attn."
         projections = [attention + name for name in ("q_proj", "k_proj", "v_proj")]
@@ -123,10 +125,10 @@ class Decoder:
             qkv=linear(counted(reader.join(*(p + ".weight" for p in projections))), qkv_bias),
             q_norm=counted(reader.read(attention + "q_norm.weight")) if norms else None,
             k_norm=counted(reader.read(attention + "k_norm.weight")) if norms else None,
-            output=linear(counted(reader.read(attention + "o_proj.weight")), output_bias),
+            output=summed(linear(counted(reader.read(attention + "o_proj.weight")), output_bias)),
             post_norm=counted(reader.read(prefix + "post_attention_layernorm.weight")),
             gate_up=linear(counted(reader.join(*gates)), None),
-            down=linear(counted(reader.read(prefix + "mlp.down_proj.weight")), None),
+            down=summed(linear(counted(reader.read(prefix + "mlp.down_proj.weight")), None)),
         )
 
     def _counted(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.engine.model.config import ModelConfig, ModelError
+from services.engine.model.shard import HEAD, Shard
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -60,28 +61,47 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 class WeightReader:
-    """Reads checked tensors of one model directory, one at a time."""
+    """Reads checked tensors of one model directory, one at a time: of each, a rank's part."""
 
-    def __init__(self, model_dir: Path, config: ModelConfig, dtype: torch.dtype) -> None:
-        """Check names, shapes and files, reading headers only.
+    def __init__(
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        shard: Shard | None = None,
+    ) -> None:
+        """Check names, shapes and files, reading headers only. Tensors come to ``device``; None: the CPU.
 
         Raises:
             ModelError: a tensor is missing, unexpected or misshaped, or a file is broken.
         """
         self._dtype = dtype
+        self.device = device or torch.device("cpu")
+        self.shard = shard or Shard()
         self._expected = expected_tensors(config)
         self._files = _locate(model_dir)
         self._check(model_dir, tied=config.tied_embeddings)
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, contiguous, in the engine's dtype."""
+        """One tensor, contiguous, in the engine's dtype, on its device."""
         path = self._files[name]
+        place = self.shard.place(name, self._expected[name])
         with _opened(path) as handle:
             try:
-                tensor: torch.Tensor = handle.get_tensor(name)
+                tensor: torch.Tensor = handle.get_slice(name)[place] if place else handle.get_tensor(name)
             except (SafetensorError, RuntimeError, ValueError) as error:
                 raise ModelError(f"{path}: tensor {name} is not readable: {error}") from error
-        return tensor.to(self._dtype).contiguous()
+        if self.shard.is_elsewhere(name):
+            tensor = torch.zeros_like(tensor)
+        return tensor.to(self.device, self._dtype).contiguous()
+
+    def read_head(self, embedding: torch.Tensor, *, tied: bool) -> torch.Tensor:
+        """The head's weight; part of the embedding where they are one tensor."""
+        if not tied:
+            return self.read(HEAD)
+        place = self.shard.place(HEAD, tuple(embedding.shape))
+        return embedding[place] if place else embedding
 
     def join(self, *names: str) -> torch.Tensor:
         """Several tensors, one under the other."""

@@ -1,0 +1,59 @@
+"""Where an engine computes, and in which numbers: decided once from settings, model and machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from services.engine.config import EngineConfig
+from services.engine.kernels import can_pack, triton
+from services.engine.model.config import ModelConfig
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A device, the kernels for it, and the number format of weights and KV."""
+
+    device: torch.device
+    kernels: str
+    """cpu, torch, reference or triton."""
+    dtype: torch.dtype
+
+    @classmethod
+    def choose(cls, config: EngineConfig, model: ModelConfig, rank: int = 0) -> Placement:
+        """What the settings ask for; auto: a CUDA device if there is one and nothing asked for needs the CPU.
+
+        Raises:
+            ValueError: it is not to be had here; names the field.
+        """
+        device = _device(config, rank)
+        kernels = config.kernels
+        if kernels == "auto":
+            kernels = "triton" if device.type == "cuda" else "cpu"
+        if kernels == "triton" and (reason := triton.unusable(device)) is not None:
+            raise ValueError(f"kernels is 'triton'; {reason}")
+        return cls(device, kernels, _dtype(config.dtype, model.dtype, device))
+
+
+def _device(config: EngineConfig, rank: int) -> torch.device:
+    there = torch.cuda.is_available()
+    if config.device == "cuda" and not there:
+        raise ValueError("device is 'cuda'; torch finds no CUDA device here")
+    wants_cpu = config.deterministic or config.kernels not in ("auto", "triton")
+    if config.device == "cpu" or not there or (config.device == "auto" and wants_cpu):
+        return torch.device("cpu")
+    if config.tensor_parallel > torch.cuda.device_count():
+        raise ValueError(
+            f"tensor_parallel is {config.tensor_parallel}; there are {torch.cuda.device_count()} CUDA devices here"
+        )
+    return torch.device("cuda", rank)
+
+
+def _dtype(wanted: str, saved: str, device: torch.device) -> torch.dtype:
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else can_pack(torch.bfloat16)
+    return torch.bfloat16 if saved == "bfloat16" and fast else torch.float32
