@@ -10,6 +10,7 @@ from packaging.requirements import Requirement
 
 from deploy.requirements import requirements
 from services.common import healthcheck
+from services.engine.kernels.native import build
 from tests.deploy.stack import DEPLOY, ROOT, SETTINGS, images, loaded
 
 IMAGES = images()
@@ -52,6 +53,20 @@ def test_torch_is_in_the_engine_alone() -> None:
         assert IMAGES[process].base == "light"
         assert not any("engine-packages" in copied for copied in IMAGES[process].copied)
     assert IMAGES["model"].base == "engine"
+
+
+def test_the_engine_holds_its_extension_and_no_compiler() -> None:
+    """It is compiled in a stage that no image is made from, where `library` looks for it."""
+    place = build._PREBUILT.relative_to(ROOT)
+    assert f"--from=native /app/{place} /app/{place}" in IMAGES["engine"].copied
+    assert f"services/{build._HERE.relative_to(ROOT / 'services')}/build.py" in IMAGES["native"].text
+    assert "g++" in IMAGES["native"].text
+    for process in (*SETTINGS, "model"):
+        name = process
+        while name in IMAGES:
+            assert name != "native"
+            assert "apt-get" not in IMAGES[name].text, name
+            name = IMAGES[name].base
 
 
 def test_every_requirement_is_pinned() -> None:

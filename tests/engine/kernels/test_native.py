@@ -232,6 +232,22 @@ def test_the_reason_is_given_where_it_cannot_be_built(monkeypatch: pytest.Monkey
     assert not list(tmp_path.rglob("*.so"))
 
 
+def test_an_image_brings_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was prebuilt from these sources is taken where there is no compiler; from others, it is not."""
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path)
+    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset(build._NEEDED))
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with monkeypatch.context() as at_build:
+        at_build.setattr(build, "_compiler", lambda: "c++")
+        at_build.setattr(build, "_build", lambda _, target: target.write_bytes(b""))
+        built = build.prebuild()
+    assert build.library() == built
+    monkeypatch.setattr(build, "_COMMON", ("-O0",))
+    with pytest.raises(build.NotBuilt, match=r"no C\+\+ compiler"):
+        build.library()
+
+
 def test_one_log_line_says_that_torch_computes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

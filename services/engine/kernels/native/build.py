@@ -1,7 +1,9 @@
 """Builds the extension once a machine: sources here, result in the cache, named by everything that it depends on.
 
 Knows compilers and files; nothing of what the sources compute. Two processes that need it at the same time build it
-once: the second waits for the first one's lock.
+once: the second waits for the first one's lock. An image, which has no compiler and nothing to write to, holds it
+beside the sources (`prebuild`), named by the same things but the compiler. What instructions it uses is decided where
+it runs.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -32,6 +35,8 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
 }
 _BUILD_LIMIT_S = 600
+_NAME = "headrace_native.so"
+_PREBUILT = _HERE / "prebuilt"
 
 
 class NotBuilt(Exception):
@@ -47,9 +52,12 @@ def library() -> Path:
     missing = [flag for flag in _NEEDED if flag not in cpu_flags()]
     if platform.machine() != "x86_64" or missing:
         raise NotBuilt("the processor has no AVX-512" + (f" ({', '.join(missing)} missing)" if missing else ""))
+    prebuilt = _PREBUILT / _key() / _NAME
+    if prebuilt.exists():
+        return prebuilt
     compiler = _compiler()
-    directory = cache_dir() / "native" / _key(compiler)
-    target = directory / "headrace_native.so"
+    directory = cache_dir() / "native" / _key(_version(compiler))
+    target = directory / _NAME
     if target.exists():
         return target
     directory.mkdir(parents=True, exist_ok=True)
@@ -60,6 +68,14 @@ def library() -> Path:
             began = time.monotonic()
             _build(compiler, target)
             _log.info("native kernels built in %.0f s", time.monotonic() - began)
+    return target
+
+
+def prebuild() -> Path:
+    """Builds the extension beside the sources, on any x86-64 processor; returns its path. Raises NotBuilt."""
+    target = _PREBUILT / _key() / _NAME
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _build(_compiler(), target)
     return target
 
 
@@ -82,13 +98,16 @@ def _compiler() -> str:
     raise NotBuilt("no C++ compiler was found (g++, c++, clang++ or CXX)")
 
 
-def _key(compiler: str) -> str:
-    """Hash of sources, flags, torch and compiler."""
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _key(compiler_version: str = "") -> str:
+    """Hash of sources, flags, torch and compiler; without one: of what a prebuilt library must match."""
     digest = hashlib.sha256()
     for path in sorted((*_HERE.glob("*.cpp"), *_HERE.glob("*.h"))):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update(repr((_COMMON, sorted(_UNITS.items()), torch.__version__, version)).encode())
+    digest.update(repr((_COMMON, sorted(_UNITS.items()), torch.__version__, compiler_version)).encode())
     return digest.hexdigest()[:20]
 
 
@@ -135,3 +154,7 @@ def _finish(process: subprocess.Popen[str]) -> str | None:
         return None
     lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no message"]
     return f"the compiler failed: {lines[0]}"
+
+
+if __name__ == "__main__":  # when an image is built
+    sys.stdout.write(f"{prebuild()}\n")
