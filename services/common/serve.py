@@ -27,11 +27,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace import channels, errors
-from services.common import logs, metric_names, settings
+from services.common import logs, metric_names, settings, tls
 from services.common.calls import SHUTDOWN_MESSAGE, CallInterceptor
 from services.common.settings import setting
 from services.common.telemetry import Telemetry, TelemetrySettings
-from services.common.tls import TlsSettings
+from services.common.tls import PeerTlsSettings, TlsSettings
 
 FAILED = 1
 FLUSH_S = 0.25  # so that the last statuses leave before the connections do
@@ -63,6 +63,14 @@ class ProcessSettings(Protocol):
     @property
     def server(self) -> ServerSettings:
         """Where it listens and how it ends."""
+
+    @property
+    def tls(self) -> TlsSettings:
+        """How its port is encrypted."""
+
+    @property
+    def peer_tls(self) -> PeerTlsSettings:
+        """How its calls are encrypted."""
 
     @property
     def trace(self) -> TelemetrySettings:
@@ -142,6 +150,7 @@ def main(name: str, cls: type[S], build: Callable[[S, Telemetry, logs.Log], Serv
     """
     try:
         loaded = settings.load(cls, os.environ, name)
+        tls.check(name, loaded.tls, loaded.peer_tls)
     except settings.SettingsError as error:
         for problem in error.problems:
             sys.stderr.write(f"headrace {name}: {problem}\n")
@@ -158,7 +167,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.on_signal)
-    telemetry = Telemetry(name, loaded.trace)
+    telemetry = Telemetry(name, loaded.trace, credentials=loaded.peer_tls.credentials())
     interceptor = CallInterceptor(telemetry, log, life.refusal)
     server = grpc.aio.server(interceptors=[interceptor], options=channels.SERVER_OPTIONS)
     health_servicer = health.aio.HealthServicer()
@@ -170,7 +179,7 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
             await health_servicer.set(watched, health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         reflection.enable_server_reflection((*names, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
-        _listen(server, loaded.server, getattr(loaded, "tls", TlsSettings()))
+        _listen(server, loaded.server, loaded.tls, log)
         _offer_metrics(telemetry, loaded.server, log)
         await server.start()
         await _until_stopped(life, service, health_servicer, log, loaded.server, names)
@@ -192,11 +201,8 @@ async def _serve(name: str, loaded: S, build: Callable[[S, Telemetry, logs.Log],
     return 0
 
 
-def _listen(server: grpc.aio.Server, where: ServerSettings, tls: TlsSettings) -> None:
-    try:
-        credentials = tls.credentials()
-    except (OSError, ValueError) as error:
-        raise StartError(f"TLS certificate or key: {error}") from error
+def _listen(server: grpc.aio.Server, where: ServerSettings, encrypted: TlsSettings, log: logs.Log) -> None:
+    credentials = encrypted.credentials(log)
     try:
         if credentials is None:
             server.add_insecure_port(where.address)
@@ -213,18 +219,18 @@ class SidePort:
         telemetry: spans.
         log: where faults go.
         where: to listen.
-        tls: whether and how it is encrypted.
+        encrypted: whether and how.
     """
 
-    def __init__(self, telemetry: Telemetry, log: logs.Log, where: ServerSettings, tls: TlsSettings) -> None:
+    def __init__(self, telemetry: Telemetry, log: logs.Log, where: ServerSettings, encrypted: TlsSettings) -> None:
         interceptor = CallInterceptor(telemetry, log, lambda: None)
         self.server = grpc.aio.server(interceptors=[interceptor], options=channels.SERVER_OPTIONS)
-        self._where, self._tls = where, tls
+        self._where, self._encrypted, self._log = where, encrypted, log
 
     async def open(self, *names: str) -> None:
         """Listens; reflection tells of the services in `names`. Raises StartError."""
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self.server)
-        _listen(self.server, self._where, self._tls)
+        _listen(self.server, self._where, self._encrypted, self._log)
         await self.server.start()
 
     async def close(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import redis.asyncio as redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
@@ -26,6 +28,14 @@ class RedisSettings:
 
     SECTION = "REDIS"
     url: str = setting("", "redis://[user:password@]host[:port][/database]; empty: in this process", secret=True)
+
+    def __post_init__(self) -> None:
+        try:
+            database = urlsplit(self.url).path.strip("/") if self.url and parse_url(self.url) else ""
+            if database and not (self.url.startswith("unix:") or database.isdecimal()):
+                raise ValueError
+        except ValueError:  # whose words may hold the password
+            raise ValueError("HEADRACE_REDIS_URL: expected redis://[[user]:password@]host[:port][/database]") from None
 
 
 def connect(url: str, timeout_s: float, *, retries: int = 1, connections: int = CONNECTIONS) -> redis.Redis:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -107,6 +108,7 @@ class Telemetry:
         service: name of the process, "gateway"; exported as `service.name` "headrace-gateway".
         settings: endpoint, ratio, level, what is slow.
         exporter: where spans go instead of the endpoint (tests).
+        credentials: of the connection to the endpoint; None: plain text; for https this machine's authorities.
 
     Attributes:
         level: how much is recorded.
@@ -115,7 +117,13 @@ class Telemetry:
         exports: whether spans go anywhere.
     """
 
-    def __init__(self, service: str, settings: TelemetrySettings, exporter: SpanExporter | None = None) -> None:
+    def __init__(
+        self,
+        service: str,
+        settings: TelemetrySettings,
+        exporter: SpanExporter | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.level = settings.level
         self.counts = SpanCounts()
         self.metrics = Metrics()
@@ -133,7 +141,12 @@ class Telemetry:
         self._batch: BatchSpanProcessor | None = None
         if self.exports:
             inner = exporter or OTLPSpanExporter(
-                endpoint=settings.endpoint, insecure=not settings.endpoint.startswith("https"), timeout=EXPORT_TIMEOUT_S
+                endpoint=settings.endpoint
+                if credentials is None
+                else settings.endpoint.replace("http://", "https://", 1),
+                insecure=credentials is None and not settings.endpoint.startswith("https"),
+                credentials=credentials,
+                timeout=EXPORT_TIMEOUT_S,
             )
             self._batch = BatchSpanProcessor(
                 _CountingExporter(inner, self.counts),

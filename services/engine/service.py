@@ -19,6 +19,7 @@ from headrace.v1 import engine_pb2, engine_pb2_grpc, generation_pb2
 from services.common import telemetry
 from services.common.calls import Call, untraced
 from services.common.logs import Log
+from services.common.redis_watch import RedisWatch
 from services.common.registry import Registry, repeat
 from services.common.serve import Service, StartError
 from services.common.shared import SharedStateLost
@@ -49,6 +50,8 @@ class EngineProcess(Service):
         self._engine: Engine | None = None
         self._registration: asyncio.Task[None] | None = None
         self._registry: Registry | None = None
+        self._redis_url = settings.peer_tls.redis_url(settings.redis.url)
+        self._redis_watch = RedisWatch(self._redis_url if settings.registry.advertise else "", log)
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -58,6 +61,7 @@ class EngineProcess(Service):
 
     async def start(self) -> None:
         """Loads the model and generates once."""
+        await self._redis_watch.begin()
         directory = self._settings.model.directory()
         began = time.monotonic()
         try:
@@ -84,7 +88,7 @@ class EngineProcess(Service):
 
     def _register(self) -> None:
         """Says where it is, where it is told to. Raises StartError."""
-        address, url = self._settings.registry.advertise, self._settings.redis.url
+        address, url = self._settings.registry.advertise, self._redis_url
         if not address:
             return
         if not url:
@@ -127,6 +131,7 @@ class EngineProcess(Service):
 
     async def stop(self) -> None:
         """Ends the engine's thread."""
+        await self._redis_watch.close()
         await self._withdraw()
         if self._servicer.loop is not None:
             self._servicer.loop.stop(drain=False)

@@ -10,6 +10,7 @@ from services.common.serve import ServerSettings
 from services.common.settings import setting
 from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
+from services.common.tls import PeerTlsSettings, TlsSettings
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class EngineProcessSettings:
     """Everything that the engine process can be told."""
 
     server: ServerSettings = ServerSettings(port=50053)
+    tls: TlsSettings = TlsSettings()
+    peer_tls: PeerTlsSettings = PeerTlsSettings()
     engine: EngineSettings = EngineSettings()
     model: ModelSettings = ModelSettings()
     registry: RegistrySettings = RegistrySettings()

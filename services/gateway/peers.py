@@ -29,14 +29,15 @@ from services.gateway.router import Engine, Router
 from services.gateway.settings import PeerSettings
 
 STATS_TIMEOUT_S = 2.0
+Credentials = grpc.ChannelCredentials | None  # of every channel; None: plain text
 
 
 class Tokenizer:
     """Encodes and decodes."""
 
-    def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
-        self.channel = open_channel(address)
-        self._address, self._telemetry = address, telemetry_
+    def __init__(self, address: str, credentials: Credentials, telemetry_: telemetry.Telemetry) -> None:
+        self.channel = open_channel(address, credentials)
+        self.address, self._telemetry = address, telemetry_
         self._stub = tokenizer_pb2_grpc.TokenizerServiceStub(self.channel)
 
     async def encode(
@@ -44,7 +45,7 @@ class Tokenizer:
     ) -> tokenizer_pb2.EncodeResponse:
         """Ids of each input. Raises HeadraceError."""
         with _client_span(self._telemetry, "headrace.v1.TokenizerService/Encode", parent) as span:
-            with _errors_of("tokenizer", self._address):
+            with _errors_of("tokenizer", self.address):
                 response: tokenizer_pb2.EncodeResponse = await self._stub.Encode(
                     tokenizer_pb2.EncodeRequest(inputs=inputs), timeout=timeout_s, metadata=_headers(span)
                 )
@@ -56,7 +57,7 @@ class Tokenizer:
         """Text of ids. Raises HeadraceError."""
         with _client_span(self._telemetry, "headrace.v1.TokenizerService/Decode", parent) as span:
             request = tokenizer_pb2.DecodeRequest(token_ids=token_ids, include_special_tokens=include_special_tokens)
-            with _errors_of("tokenizer", self._address):
+            with _errors_of("tokenizer", self.address):
                 return str((await self._stub.Decode(request, timeout=timeout_s, metadata=_headers(span))).text)
 
 
@@ -89,9 +90,9 @@ class Delivery:
 class Relays:
     """Opens deliveries in the stream process."""
 
-    def __init__(self, address: str, telemetry_: telemetry.Telemetry) -> None:
-        self.channel = open_channel(address)
-        self._address, self._telemetry = address, telemetry_
+    def __init__(self, address: str, credentials: Credentials, telemetry_: telemetry.Telemetry) -> None:
+        self.channel = open_channel(address, credentials)
+        self.address, self._telemetry = address, telemetry_
         self._stub = stream_pb2_grpc.StreamServiceStub(self.channel)
 
     @contextlib.asynccontextmanager
@@ -102,9 +103,9 @@ class Relays:
         with _client_span(self._telemetry, "headrace.v1.StreamService/Deliver", parent) as span:
             call = protect(self._stub.Deliver(timeout=timeout_s, metadata=_headers(span)))
             try:
-                with _errors_of("stream process", self._address):
+                with _errors_of("stream process", self.address):
                     await call.write(command)
-                yield Delivery(call, self._address)
+                yield Delivery(call, self.address)
             finally:
                 call.cancel()
 
@@ -112,10 +113,10 @@ class Relays:
 class Engines:
     """Asks engines for facts and state, and keeps the router informed."""
 
-    def __init__(self, router: Router, log: Log, registry: Registry | None = None) -> None:
-        self._router, self._log, self._registry = router, log, registry
+    def __init__(self, router: Router, credentials: Credentials, log: Log, registry: Registry | None = None) -> None:
+        self._router, self._credentials, self._log, self._registry = router, credentials, log, registry
         self._found: dict[str, asyncio.Task[None]] = {}
-        self.channels = {address: open_channel(address) for address in router.engines}
+        self.channels = {address: open_channel(address, credentials) for address in router.engines}
         self._stubs = {address: engine_pb2_grpc.EngineServiceStub(c) for address, c in self.channels.items()}
         self.first_serving = asyncio.Event()
 
@@ -134,7 +135,7 @@ class Engines:
         registered = await self._registry.addresses()
         for address in registered:
             if address not in self._router.engines:
-                self.channels[address] = open_channel(address)
+                self.channels[address] = open_channel(address, self._credentials)
                 self._stubs[address] = engine_pb2_grpc.EngineServiceStub(self.channels[address])
                 self._router.engines[address] = engine = Engine(address)
                 self._found[address] = group.create_task(self._watch(engine))
@@ -197,22 +198,23 @@ class Peers:
         self,
         settings: PeerSettings,
         router: Router,
+        credentials: Credentials,
         telemetry_: telemetry.Telemetry,
         log: Log,
         registry: Registry | None = None,
     ) -> None:
-        self.tokenizer = Tokenizer(settings.tokenizer_address, telemetry_)
-        self.relays = Relays(settings.stream_address, telemetry_)
+        self.tokenizer = Tokenizer(settings.tokenizer_address, credentials, telemetry_)
+        self.relays = Relays(settings.stream_address, credentials, telemetry_)
         self._registry = registry
-        self.engines = Engines(router, log, registry)
+        self.engines = Engines(router, credentials, log, registry)
         self._log = log
 
     async def wait_until_serving(self) -> None:
         """Returns once tokenizer, stream and one engine serve."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(wait_until_serving(self.tokenizer.channel, "tokenizer", self._log))
-            group.create_task(wait_until_serving(self.relays.channel, "stream", self._log))
-            group.create_task(wait_for(self.engines.first_serving, "engine", self._log))
+            for name, peer in (("tokenizer", self.tokenizer), ("stream", self.relays)):
+                group.create_task(wait_until_serving(peer.channel, name, peer.address, self._log))
+            group.create_task(wait_for(self.engines.first_serving, "engine", self.engines.channels, self._log))
 
     async def close(self) -> None:
         """Closes every channel."""

@@ -24,6 +24,7 @@ from headrace.v1 import (
 from services.common import names, telemetry
 from services.common.calls import REQUEST_ID_KEY, TRACE_ID_KEY, Call
 from services.common.logs import Log
+from services.common.redis_watch import RedisWatch
 from services.common.serve import ServerSettings, Service, SidePort, StartError
 from services.common.settings import describe
 from services.common.shared import SharedStateLost
@@ -53,8 +54,11 @@ class GatewayProcess(Service):
     def __init__(self, settings: GatewaySettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._telemetry, self._log = telemetry_, log
         self._router = Router(settings.peers.engine_addresses)
-        registry = find_registry(settings.peers, settings.redis.url)
-        self._peers = Peers(settings.peers, self._router, telemetry_, log, registry)
+        url = settings.peer_tls.redis_url(settings.redis.url)
+        self._redis_watch = RedisWatch(url, log)
+        registry = find_registry(settings.peers, url)
+        credentials = settings.peer_tls.credentials()
+        self._peers = Peers(settings.peers, self._router, credentials, telemetry_, log, registry)
         limits, router = settings.limits, self._router
         self._admission = Admission(
             limits.max_open_requests,
@@ -62,14 +66,14 @@ class GatewayProcess(Service):
             lambda: math.ceil(limits.load_share * router.sequence_count()),
         )
         salts = Salts(settings.access)
-        self._meter = make_meter(settings.quotas, settings.redis.url, telemetry_.metrics, log)
+        self._meter = make_meter(settings.quotas, url, telemetry_.metrics, log)
         self._pipeline = Pipeline(
             self._peers, self._router, self._admission, settings.limits, telemetry_, salts, self._meter
         )
         accounts = Accounts(telemetry_.metrics, log)
         accounts.begin(self._router, self._admission, settings.cost.price_hourly)
         self._access = decide_access(settings.access, settings.server)
-        self._keys = key_ring(settings.access, settings.redis.url, self._access, log)
+        self._keys = key_ring(settings.access, url, self._access, log)
         self._servicer = GatewayServicer(
             self._pipeline, self._peers, self._router, self._admission, settings, accounts, self._access
         )
@@ -101,6 +105,7 @@ class GatewayProcess(Service):
 
     async def start(self) -> None:
         """Waits for the others, then sends one real generation through all of them."""
+        await self._redis_watch.begin()
         await self._read_keys()
         if self._admin is not None:
             await self._admin.open(admin.FULL_NAME)
@@ -142,6 +147,7 @@ class GatewayProcess(Service):
             await self._admin.close()
         if self._keys is not None:
             await self._keys.close()
+        await self._redis_watch.close()
         await self._meter.close()
         await self._peers.close()
 

@@ -10,7 +10,7 @@ from services.common.serve import ServerSettings
 from services.common.settings import setting
 from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
-from services.common.tls import TlsSettings
+from services.common.tls import PeerTlsSettings, TlsSettings
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class GatewaySettings:
     access: AccessSettings = AccessSettings()
     quotas: QuotaSettings = QuotaSettings()
     tls: TlsSettings = TlsSettings()
+    peer_tls: PeerTlsSettings = PeerTlsSettings()
     redis: RedisSettings = RedisSettings()
     admin: AdminSettings = AdminSettings()
     cost: CostSettings = CostSettings()

@@ -62,7 +62,13 @@ class Generation:
 class Attachment:
     """One `Attach` call to one engine, from its first generation until the engine is lost or we stop."""
 
-    def __init__(self, address: str, log: Log, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        address: str,
+        log: Log,
+        on_lost: Callable[[], None] = lambda: None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.address = address
         self._on_lost = on_lost
         self.listeners: dict[int, Listener] = {}
@@ -72,7 +78,7 @@ class Attachment:
         self._log = log
         self._ids = itertools.count(1)
         self._commands: asyncio.Queue[engine_pb2.AttachRequest] = asyncio.Queue()
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, credentials)
         # An empty context: nothing of the request that happened to come first may stick to this task.
         self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
 
@@ -164,10 +170,10 @@ class Attachment:
 
 
 class Engines:
-    """Attachments by address."""
+    """Attachments by address; without credentials in plain text."""
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
+    def __init__(self, log: Log, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._log, self._credentials = log, credentials
         self._attachments: dict[str, Attachment] = {}
         self.lost_count = 0
 
@@ -175,7 +181,7 @@ class Engines:
         """The attachment to an engine, made where there is none."""
         attachment = self._attachments.get(address)
         if attachment is None or attachment.lost:
-            attachment = self._attachments[address] = Attachment(address, self._log, self._lost)
+            attachment = self._attachments[address] = Attachment(address, self._log, self._lost, self._credentials)
         return attachment
 
     def _lost(self) -> None:
@@ -183,7 +189,7 @@ class Engines:
 
     async def reachable(self, address: str) -> bool:
         """Whether an engine serves there now."""
-        async with open_channel(address) as channel:
+        async with open_channel(address, self._credentials) as channel:
             try:
                 stub = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_TIMEOUT_S)

@@ -14,6 +14,7 @@ from headrace.v1 import engine_pb2, stream_pb2, stream_pb2_grpc
 from services.common import metric_names, names, telemetry
 from services.common.calls import Call
 from services.common.logs import Log
+from services.common.redis_watch import RedisWatch
 from services.common.serve import Service, StartError
 from services.stream.delivery import Delivery
 from services.stream.detokenizer import DetokenizerFactory
@@ -37,7 +38,8 @@ class StreamProcess(Service):
 
     def __init__(self, settings: StreamSettings, telemetry_: telemetry.Telemetry, log: Log) -> None:
         self._settings = settings
-        self._engines = Engines(log)
+        self._engines = Engines(log, settings.peer_tls.credentials())
+        self._redis_watch = RedisWatch(settings.peer_tls.redis_url(settings.redis.url), log)
         self._servicer = StreamServicer(settings, telemetry_, self._engines, log)
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -48,6 +50,7 @@ class StreamProcess(Service):
 
     async def start(self) -> None:
         """Loads the tokenizer."""
+        await self._redis_watch.begin()
         directory = self._settings.model.directory()
         try:
             self._servicer.detokenizers = await asyncio.to_thread(DetokenizerFactory.load, directory)
@@ -59,6 +62,7 @@ class StreamProcess(Service):
         """Drops every session, and detaches from every engine."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self._redis_watch.close()
         await self._servicer.sessions.close()
         await self._engines.close()
 
@@ -71,7 +75,7 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         self._telemetry = telemetry_
         self._engines = engines
         self.detokenizers: DetokenizerFactory | None = None
-        keep_s, url = settings.resume.replay_s, settings.redis.url
+        keep_s, url = settings.resume.replay_s, settings.peer_tls.redis_url(settings.redis.url)
         self.sessions = Sessions(
             self._resumable_delivery,
             engines,

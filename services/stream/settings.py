@@ -10,6 +10,7 @@ from services.common.serve import ServerSettings
 from services.common.settings import setting
 from services.common.shared import RedisSettings
 from services.common.telemetry import TelemetrySettings
+from services.common.tls import PeerTlsSettings, TlsSettings
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class StreamSettings:
     """Everything that the stream process can be told."""
 
     server: ServerSettings = ServerSettings(port=50052)
+    tls: TlsSettings = TlsSettings()
+    peer_tls: PeerTlsSettings = PeerTlsSettings()
     coalescing: CoalescingSettings = CoalescingSettings()
     resume: ResumeSettings = ResumeSettings()
     redis: RedisSettings = RedisSettings()

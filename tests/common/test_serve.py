@@ -34,10 +34,13 @@ DEMO = textwrap.dedent("""
     from services.common import serve
     from services.common.logs import LogSettings
     from services.common.telemetry import TelemetrySettings
+    from services.common.tls import PeerTlsSettings, TlsSettings
 
     @dataclass(frozen=True)
     class Settings:
         server: serve.ServerSettings = serve.ServerSettings()
+        tls: TlsSettings = TlsSettings()
+        peer_tls: PeerTlsSettings = PeerTlsSettings()
         trace: TelemetrySettings = TelemetrySettings()
         log: LogSettings = LogSettings()
 

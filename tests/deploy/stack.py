@@ -84,10 +84,16 @@ def interpolated(value: Any) -> Any:
     return value
 
 
+def files(*overlays: str) -> list[str]:
+    """The compose files of these overlays, with those that two of them need together."""
+    pairs = [f"compose.{other}.tls.yaml" for other in overlays if (DEPLOY / f"compose.{other}.tls.yaml").exists()]
+    return ["compose.yaml", *(f"compose.{name}.yaml" for name in overlays), *(pairs if "tls" in overlays else [])]
+
+
 def composed(*overlays: str) -> dict[str, Any]:
     """The services of compose.yaml with overlays on top, as compose merges the keys that we use."""
     services: dict[str, Any] = {}
-    for name in ("compose.yaml", *(f"compose.{overlay}.yaml" for overlay in overlays)):
+    for name in files(*overlays):
         for service, wanted in interpolated(_parsed(DEPLOY / name))["services"].items():
             merged = services.setdefault(service, {})
             for key, value in wanted.items():

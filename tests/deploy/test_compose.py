@@ -7,12 +7,14 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 
 from headrace.models import DEFAULT_MODEL
-from tests.deploy.stack import AFTER_GRACE_S, DEPLOY, OVERLAYS, composed, images, loaded, process_of, seconds
+from tests import certificates
+from tests.deploy.stack import AFTER_GRACE_S, DEPLOY, OVERLAYS, composed, files, images, loaded, process_of, seconds
 
 COMBINATIONS = [c for size in range(len(OVERLAYS) + 1) for c in itertools.combinations(OVERLAYS, size)]
 EVERY = pytest.mark.parametrize("overlays", COMBINATIONS, ids=lambda c: "+".join(c) or "alone")
@@ -41,6 +43,7 @@ def test_every_variable_is_a_setting(overlays: tuple[str, ...]) -> None:
                     "log",
                     "cache",
                     "model",
+                    "peers",
                     *(["redis"] if process in ("stream", "gateway") else []),
                 }
                 assert section in known, (name, variable)
@@ -118,13 +121,52 @@ def test_alone_it_is_what_the_readme_says() -> None:
         assert services[process]["environment"]["HEADRACE_MODEL"] == DEFAULT_MODEL
 
 
-def test_twins_are_alike() -> None:
+@pytest.mark.parametrize("overlays", [("scale",), ("scale", "tls")], ids="+".join)
+def test_twins_are_alike(overlays: tuple[str, ...]) -> None:
     """The second engine and the second gateway are the first, but for where they are published."""
-    services = composed("scale")
+    services = composed(*overlays)
     for twin in ("engine-2", "gateway-2"):
         first = services[twin.removesuffix("-2")]
         for key in set(services[twin]) - {"ports", "logging"}:
-            assert services[twin][key] == first[key], (twin, key)
+            expected = first[key]
+            if key == "healthcheck":
+                expected = {**expected, "test": [twin if part == "engine" else part for part in expected["test"]]}
+            assert services[twin][key] == expected, (twin, key)
+
+
+@pytest.mark.parametrize("overlays", [c for c in COMBINATIONS if "tls" in c], ids="+".join)
+def test_every_hop_is_encrypted(overlays: tuple[str, ...]) -> None:
+    """Each process shows a certificate of its own, wants its callers', and calls peers, Redis and collector by TLS."""
+    services = composed(*overlays)
+    for name, service in services.items():
+        if not (process := process_of(name)):
+            continue
+        settings = loaded(process, environment(service, process))
+        assert settings.tls.tls_certificate, name
+        assert settings.peer_tls.tls_ca, name
+        assert settings.peer_tls.tls_certificate.name == f"{process}.crt", name
+        asks_callers = settings.tls.tls_client_ca is not None
+        assert asks_callers == (process != "gateway"), name
+        certificate, host, *key = service["healthcheck"]["test"][5:]
+        assert certificate == str(settings.tls.tls_certificate)
+        assert host == ("localhost" if process == "gateway" else name)
+        assert key == ([str(settings.tls.tls_key)] if asks_callers else [])
+    receivers = {"jaeger", "collector"} & set(services)
+    for name in receivers | {"redis"}:
+        assert set(services[name]["secrets"]) >= {"ca.crt", f"{name}.crt", f"{name}.key"}, name
+
+
+def test_the_script_makes_what_is_mounted(tmp_path: Path) -> None:
+    """`certificates.sh` makes each file that the overlays of TLS mount, for the name that the service is called by."""
+    made = certificates.make(tmp_path / "secrets")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert (made / "ca.key").stat().st_mode & 0o777 == 0o600
+    services = composed("scale", "observability", "tls")
+    for name, service in services.items():
+        for secret in service.get("secrets", []):
+            assert (made / secret).stat().st_mode & 0o777 == 0o644, (name, secret)
+            if secret.endswith(".crt") and secret not in ("ca.crt", "public.crt"):
+                assert name in certificates.hosts(made / secret), secret
 
 
 def test_secrets_are_in_files_alone() -> None:
@@ -136,7 +178,8 @@ def test_secrets_are_in_files_alone() -> None:
     for name in ("stream", "gateway"):
         assert "HEADRACE_REDIS_URL" not in services[name]["environment"]
         assert services[name]["environment"]["HEADRACE_CONFIG"] == "/run/secrets/headrace.toml"
-    assert services["gateway"]["secrets"] == ["headrace.toml", "gateway.crt", "gateway.key"]
+    keys = [f"{name}.{kind}" for name in ("public", "gateway") for kind in ("crt", "key")]
+    assert services["gateway"]["secrets"] == ["headrace.toml", "ca.crt", *keys]
     for service in services.values():
         for variable, value in service.get("environment", {}).items():
             if value.startswith("/run/secrets/"):
@@ -164,9 +207,8 @@ def test_mounted_files_exist() -> None:
 def test_compose_takes_it(overlays: tuple[str, ...]) -> None:
     """`compose config` finds nothing wrong."""
     assert COMPOSE
-    files = [f"--file=compose{overlay}.yaml" for overlay in ("", *(f".{name}" for name in overlays))]
     done = subprocess.run(
-        [COMPOSE, *files, "config", "-q"],
+        [COMPOSE, *(f"--file={name}" for name in files(*overlays)), "config", "-q"],
         check=False,
         cwd=DEPLOY,
         env={**os.environ, "GRAFANA_PASSWORD": "chosen", "HEADRACE_SECRETS": "/run/secrets-of-a-test"},

@@ -29,14 +29,17 @@ class ReceivedSpan:
 
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Spans by trace id. `endpoint` is what services are told."""
+    """Spans by trace id. `endpoint` is what services are told. With credentials it speaks TLS."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self._spans: list[ReceivedSpan] = []
         self._arrived = threading.Condition()
         self._server = grpc.server(ThreadPoolExecutor(2))
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
-        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        if credentials is None:
+            self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        else:
+            self.endpoint = f"http://localhost:{self._server.add_secure_port('127.0.0.1:0', credentials)}"
         self._server.start()
 
     def Export(self, request, context):

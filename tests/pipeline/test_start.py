@@ -11,6 +11,8 @@ import time
 
 import pytest
 
+from tests.redis_server import RedisServer
+
 SECONDS = 20  # a bound for a loaded machine; a few seconds when it is idle
 
 
@@ -140,3 +142,36 @@ def test_a_bad_setting(variable, value, wanted):
     assert code == 1
     assert variable.removeprefix("ENGINE_").lower() in said.lower()
     assert wanted in said
+
+
+@pytest.mark.parametrize("service", ["gateway", "stream", "engine"])
+def test_a_wrong_password_of_redis(service, locked_redis):
+    """Every process that uses Redis says so before anything else, without the password."""
+    settings = {"REDIS_URL": locked_redis.url.replace(locked_redis.password, "wrong-and-secret")}
+    if service == "engine":
+        settings["ENGINE_ADVERTISE"] = "engine:50053"
+    code, said = start(service, **settings)
+    assert code == 1
+    (line,) = [line for line in said.splitlines() if "cannot go on" in line]
+    assert f"HEADRACE_REDIS_URL: Redis at 127.0.0.1:{locked_redis.port} does not take the password" in line
+    assert "secret" not in said
+
+
+@pytest.fixture(scope="module")
+def locked_redis():
+    server = RedisServer("right-and-secret")
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("service", ["gateway", "tokenizer", "stream", "engine"])
+def test_an_unreadable_certificate(service, tmp_path):
+    """The variable, the file and the reason, for what is shown to callers and to peers alike."""
+    section = service.upper()
+    files = {f"{section}_TLS_CERTIFICATE": tmp_path, f"{section}_TLS_KEY": tmp_path, "PEERS_TLS_CA": tmp_path / "none"}
+    code, said = start(service, **files)
+    assert code == 1
+    assert said.splitlines() == [
+        f"headrace {service}: HEADRACE_{section}_TLS_CERTIFICATE={tmp_path}: cannot be read (Is a directory)",
+        f"headrace {service}: HEADRACE_PEERS_TLS_CA={tmp_path / 'none'}: cannot be read (No such file or directory)",
+    ]
