@@ -3,7 +3,7 @@ SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
 
-.PHONY: help setup run up test parity soak fuzz lint format protos breaking bench bench-tracing dashboards clean
+.PHONY: help setup run up test parity soak fuzz lint format protos breaking bench bench-peers bench-tracing dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,10 @@ breaking: $(READY) ## compare the contract with protos/baseline.binpb
 bench: setup ## W1 in process, then through the four processes
 	@.venv/bin/headrace bench offline --workload w1
 	@.venv/bin/headrace bench offline --workload w1 --pipeline
+
+bench-peers: setup ## install other engines into a cache folder, and measure by turns with each (25 minutes; goes on where it was)
+	@$(PY) -m headrace.bench.peers.install
+	@$(PY) -m headrace.bench.peers
 
 bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
 	@$(PY) -m headrace.bench.tracing

@@ -54,19 +54,28 @@ class EngineBench:
         self.engine: Engine = Engine.load(EngineConfig(model_dir=directory, **asdict(loaded.engine)))
         self.engine.warm_up()
 
-    def run(self, workload: Workload, tick: Tick = lambda _tokens: None, prefix_cache: str = "kept") -> Run:
-        """One pass, from an empty prefix cache; every chain's first item is there from the start.
+    def run(
+        self,
+        workload: Workload,
+        tick: Tick = lambda _tokens: None,
+        prefix_cache: str = "kept",
+        *,
+        empty: bool = True,
+    ) -> Run:
+        """One pass; every chain's first item is there from the start.
 
         Args:
             workload: what to generate.
             tick: called after each step.
             prefix_cache: "kept"; "reset" before each item; or "off".
+            empty: nothing of earlier passes is in the prefix cache.
 
         Raises:
             RunFailed: a request ended otherwise than at its length.
         """
         self.engine.use_prefix_cache(enabled=prefix_cache != "off")
-        self.engine.flush_prefix_cache()
+        if empty:
+            self.engine.flush_prefix_cache()
         open_: dict[int, _Open] = {}
         done: list[_Open] = []
         cached = ended_s = 0.0

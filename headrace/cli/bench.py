@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import bench_gaps, bench_hops, output, pipeline, up
+from headrace.cli import bench_gaps, bench_hops, bench_versus, output, pipeline, up
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
@@ -47,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="MODE",
         help="in process: kept, reset before each turn, or off (kept); several take turns in each pass",
     )
+    bench_versus.add_options(offline)
     up.add_engine_options(offline)
     output.add_json_option(offline)
     offline.set_defaults(run=run)
@@ -57,18 +58,20 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs it; raises CommandError."""
     try:
-        report = measure(arguments)
+        report = bench_versus.measure(arguments) if arguments.vs else measure(arguments)
     except results.RunFailed as error:
         raise output.CommandError(str(error)) from error
     except (ProgramDied, TimeoutError) as error:
         raise output.CommandError(f"the pipeline: {error}") from error
-    output.stdout(json_target=arguments.json).print(table(report))
+    output.stdout(json_target=arguments.json).print(bench_versus.table(report) if arguments.vs else table(report))
     output.write_json(arguments.json, report)
     return output.OK
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """The report. Raises CommandError, RunFailed, ProgramDied, TimeoutError."""
+    if arguments.figure:
+        raise output.CommandError("--figure goes with --vs", output.BAD_USAGE)
     if arguments.prefix_cache != ["kept"] and (arguments.target or arguments.pipeline):
         raise output.CommandError("--prefix-cache is for the engine in process", output.BAD_USAGE)
     variables = up.variables_of(arguments)

@@ -1,0 +1,1 @@
+"""What runs under each engine's own Python, and how it talks: `serving`."""
