@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 import torch
 
 from services.engine.config import EngineConfig
@@ -13,8 +15,12 @@ from services.engine.model.shard import Shard
 from services.engine.model.weights import WeightReader
 from services.engine.placement import Placement
 from services.engine.ranks import LeadDecoder, LeadKernels, Ranks, RankSetup, join, store_path
+from services.engine.sampler import Sampler
 
-AnyDecoder = Decoder | NativeDecoder | LeadDecoder
+if TYPE_CHECKING:
+    from services.engine.model.graphs import GraphedDecoder
+
+AnyDecoder: TypeAlias = "Decoder | NativeDecoder | LeadDecoder | GraphedDecoder"
 
 
 def make_decoder(
@@ -31,7 +37,31 @@ def make_decoder(
     if _wants_native(config, model, placement) and native.load() is None:
         return NativeDecoder(model, reader, length), native.NativeKernels()
     kernels = make_kernels(config, model, placement)
-    return Decoder(model, reader, kernels, placement.dtype, length), kernels
+    decoder = Decoder(model, reader, kernels, placement.dtype, length)
+    if placement.device.type != "cuda" or not config.cuda_graphs:
+        return decoder, kernels
+    from services.engine.model.graphs import GraphedDecoder, graph_sizes  # as in make_kernels
+
+    widest = -(-length // config.block_size)
+    return GraphedDecoder(decoder, graph_sizes(config.max_num_seqs), widest, placement.device), kernels
+
+
+def record_graphs(decoder: AnyDecoder, kv: list[torch.Tensor]) -> None:
+    """Record the decode steps of a decoder that has graphs, over its pool."""
+    if kv[0].device.type == "cuda":
+        from services.engine.model.graphs import CudaRecorder, GraphedDecoder
+
+        if isinstance(decoder, GraphedDecoder):
+            decoder.record(kv, CudaRecorder(kv[0].device))
+
+
+def make_sampler(model: ModelConfig, placement: Placement) -> Sampler:
+    """The sampler that chooses where the logits are."""
+    if placement.kernels == "triton":
+        from services.engine.device_sampler import DeviceSampler
+
+        return DeviceSampler(model.eos_token_ids)
+    return Sampler(model.eos_token_ids)
 
 
 def make_kernels(config: EngineConfig, model: ModelConfig, placement: Placement) -> Kernels:

@@ -36,6 +36,8 @@ class EngineConfig:
     auto: triton or cpu, by the device."""
     tensor_parallel: int = 1
     """Ranks that share the model, a process each: as many GPUs, or on a CPU as many sets of threads."""
+    cuda_graphs: bool = True
+    """On one GPU: record decode steps once, and replay them."""
     kv_blocks: int | None = None
     """Blocks of the KV pool; None: from the two below."""
     kv_memory_bytes: int | None = None

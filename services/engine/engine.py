@@ -12,9 +12,10 @@ from dataclasses import replace
 import torch
 
 from services.engine.block_pool import BlockPool
-from services.engine.computing import make_decoder
+from services.engine.computing import make_decoder, make_sampler, record_graphs
 from services.engine.config import EngineConfig
 from services.engine.faults import FaultGuard
+from services.engine.gpu_memory import BareRunner, measure, pool_bytes
 from services.engine.limits import EngineLimits, fit_request
 from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
 from services.engine.model.config import ModelConfig, load_config
@@ -25,7 +26,6 @@ from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused
 from services.engine.runner import ModelRunner, allocate_kv
-from services.engine.sampler import Sampler
 from services.engine.scheduler import Scheduler
 from services.engine.step import ScheduledStep, StepResult
 from services.engine.warm_up import ActivationMeter, largest_step
@@ -80,10 +80,15 @@ class Engine:
         placement = Placement.choose(config, model)
         decoder, kernels = make_decoder(config, model, placement, context)
         part, dtype = Shard(0, config.tensor_parallel).of(model), placement.dtype
+        sampler = make_sampler(model, placement)
         per_token = kv_bytes_per_token(part, dtype.itemsize)
+        memory_bytes = config.kv_memory_bytes
+        if placement.device.type == "cuda" and not config.kv_blocks and not memory_bytes:
+            bare = BareRunner(decoder, kernels, sampler, placement)
+            memory_bytes = pool_bytes(measure(part, context, config, bare), config.gpu_memory_utilization)
         block_count = config.kv_blocks or fitting_blocks(
             block_bytes=per_token * config.block_size,
-            memory_bytes=config.kv_memory_bytes,
+            memory_bytes=memory_bytes,
             utilization=config.kv_memory_utilization,
             most_useful=2 * config.max_num_seqs * -(-context // config.block_size),
         )
@@ -102,7 +107,8 @@ class Engine:
             block_size=config.block_size,
         )
         kv = allocate_kv(part, block_count, config.block_size, dtype, placement.device)
-        runner = ModelRunner(decoder, kernels, Sampler(model.eos_token_ids), kv, row_by_row=config.deterministic)
+        record_graphs(decoder, kv)
+        runner = ModelRunner(decoder, kernels, sampler, kv, row_by_row=config.deterministic)
         return cls(config, model, runner, limits, memory, clock)
 
     # --- between steps --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from services.engine.ranks import LeadDecoder, LeadKernels
 from services.engine.request import Request
 from services.engine.sampler import Sampler, explain
 from services.engine.step import ScheduledStep, StepResult
+from services.engine.transfer import to_device
 
 _EXPLAINED_ROWS = 64  # rows of the vocabulary's width held at once while a prompt is explained
 
@@ -31,7 +32,7 @@ def allocate_kv(
 
 def tensors_of(plan: StepPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Token ids, positions and slots of a plan, as a decoder takes them, on a device."""
-    token_ids, positions, slots = (torch.from_numpy(a).to(device) for a in (plan.token_ids, plan.positions, plan.slots))
+    token_ids, positions, slots = (to_device(a, device) for a in (plan.token_ids, plan.positions, plan.slots))
     return token_ids, positions, slots.long()
 
 
@@ -59,7 +60,7 @@ class ModelRunner:
         device = self.kv[0].device
         batch = self._kernels.prepare(plan, self.kv[0].dtype)
         hidden = self._decoder.forward(*tensors_of(plan, device), kv=self.kv, batch=batch)
-        return hidden, self._decoder.logits(hidden, torch.from_numpy(plan.logit_rows).long().to(device))
+        return hidden, self._decoder.logits(hidden, to_device(plan.logit_rows, device).long())
 
     def on_lost(self, function: Callable[[str], None]) -> None:
         """Have a function called when another rank has ended."""
@@ -92,7 +93,7 @@ class ModelRunner:
         taken = 0
         for request, count in step.explained:
             places = step.plan.prompt_rows[taken : taken + count]
-            rows = torch.from_numpy(places).long().to(hidden.device)
+            rows = to_device(places, hidden.device).long()
             following = request.prompt_ids[step.plan.positions[places] + 1].tolist()
             entries: list[TokenLogprobs] = []
             try:

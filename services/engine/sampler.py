@@ -18,7 +18,8 @@ from services.engine.randomness import gumbel
 from services.engine.request import Request
 
 LOWEST_LOGPROB = -9999.0
-_NEGLIGIBLE = 25.0  # logits this far below the peak, 1e-11 of its probability, are never drawn
+NOT_FINITE = "the logits are not finite"
+NEGLIGIBLE = 25.0  # logits this far below the peak, 1e-11 of its probability, are never drawn
 _CANDIDATES = 512  # most likely tokens looked at first; a row that needs more is sorted whole
 
 
@@ -39,10 +40,10 @@ class Sampler:
         Returns:
             [L] tokens, or the error that ends that row's request.
         """
-        if all(_plain(request) for request in requests):
+        if all(request.sampling.greedy and untouched(request) for request in requests):
             peaks, ids = logits.max(dim=-1)
             return [
-                Sampled(token) if math.isfinite(peak) else _failed("the logits are not finite")
+                Sampled(token) if math.isfinite(peak) else _failed(NOT_FINITE)
                 for token, peak in zip(ids.tolist(), peaks.tolist(), strict=True)
             ]
         return self._sample_any(logits.float(), requests)
@@ -52,7 +53,7 @@ class Sampler:
         raw: dict[int, torch.Tensor] = {}
         for row, (request, peak) in enumerate(zip(requests, logits.amax(dim=-1).tolist(), strict=True)):
             if not math.isfinite(peak):
-                results[row] = _failed("the logits are not finite")
+                results[row] = _failed(NOT_FINITE)
                 continue
             if request.sampling.logprobs is not None:
                 raw[row] = logits[row].clone()
@@ -134,7 +135,7 @@ def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     logprobs = raw.float().log_softmax(dim=-1)
     chosen = float(logprobs[token_id])
     if math.isnan(chosen):
-        raise ValueError("the logits are not finite")
+        raise ValueError(NOT_FINITE)
     top_values, top_ids = logprobs.topk(min(count, logprobs.shape[0]))
     return TokenLogprobs(
         logprob=min(0.0, max(LOWEST_LOGPROB, chosen)),
@@ -143,12 +144,11 @@ def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     )
 
 
-def _plain(request: Request) -> bool:
-    """Greedy with nothing that changes or explains the logits."""
+def untouched(request: Request) -> bool:
+    """Nothing changes or explains the logits, whatever is then chosen by them."""
     s = request.sampling
     return (
-        s.greedy
-        and s.logprobs is None
+        s.logprobs is None
         and not s.logit_bias
         and s.allowed_token_ids is None
         and not s.bad_sequences
@@ -208,7 +208,7 @@ def _choose(
     s = request.sampling
     top_k = s.top_k if 0 < s.top_k < scaled.size else 0
     if not top_k and s.min_p <= 0 and s.top_p >= 1:
-        return _pick(scaled, np.flatnonzero(scaled > -_NEGLIGIBLE), request)
+        return _pick(scaled, np.flatnonzero(scaled > -NEGLIGIBLE), request)
     kept = _kept(values, top_k, s.min_p, s.top_p, total)
     # The candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
     if kept is None or values[kept - 1] == values[-1]:

@@ -33,6 +33,7 @@ class EngineSettings:
         choices=("auto", "cpu", "torch", "reference", "triton"),
     )
     tensor_parallel: int = setting(1, "processes, each with a GPU, that share the model", minimum=1, maximum=64)
+    cuda_graphs: bool = setting(True, "on one GPU: record decode steps once, and replay them")
     kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)
     kv_memory_bytes: int | None = setting(None, "bytes of the KV pool; unset: from the utilization", minimum=1)
     kv_memory_utilization: float = setting(

@@ -12,6 +12,7 @@ from torch.nn import functional
 from services.engine.kernels.base import AttentionBatch, Kernels, Linear
 from services.engine.kernels.triton import attention, rows
 from services.engine.plan import StepPlan
+from services.engine.transfer import to_device
 
 _PROCESSORS_OF_NO_GPU = 8
 
@@ -89,7 +90,7 @@ class TritonKernels(Kernels):
         return out
 
     def _there(self, values: NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        return to_device(values, self._device)
 
 
 def _chunk_tiles(plan: StepPlan, tokens: int) -> NDArray[np.int32]:

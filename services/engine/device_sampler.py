@@ -1,0 +1,87 @@
+"""The sampler of a GPU: tokens are chosen where the logits are, and the host waits once a step, for the ids.
+
+Greedy rows and draws with temperature, min_p, top_k and top_p stay on the device. Rows that need more (penalties, bias,
+bans, log probabilities) are brought to the host and go through ``Sampler``. The draw is that of ``randomness``: a row
+gets the token that it would get on a CPU from the same logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.engine.kernels.triton.draw import draw
+from services.engine.plan import Sampled
+from services.engine.randomness import row_key
+from services.engine.request import Request
+from services.engine.sampler import NEGLIGIBLE, NOT_FINITE, Sampler, untouched
+from services.engine.transfer import to_device
+
+_NO_TOKEN = -1
+
+
+class DeviceSampler(Sampler):
+    """A sampler of logits on a GPU."""
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+        """Choose one token a row; as ``Sampler.sample``."""
+        here = [row for row, request in enumerate(requests) if untouched(request)]
+        rest = [row for row, request in enumerate(requests) if not untouched(request)]
+        chosen = choose(_rows(logits, here), [requests[row] for row in here]) if here else None
+        results = dict(zip(rest, super().sample(logits[rest].cpu(), [requests[row] for row in rest]), strict=True))
+        for row, token in zip(here, chosen.tolist() if chosen is not None else (), strict=True):  # the host waits here
+            results[row] = Sampled(token, error=NOT_FINITE if token == _NO_TOKEN else None)
+        return [results[row] for row in range(len(requests))]
+
+
+def choose(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """[L] int64 token ids on the device of the [L, vocabulary] logits, -1 where they are not finite; nobody waits."""
+    peaks, ids = logits.max(dim=-1)
+    drawn = [row for row, request in enumerate(requests) if not request.sampling.greedy]
+    if drawn:
+        random = [requests[row] for row in drawn]
+        temperatures = np.array([[r.sampling.temperature] for r in random], dtype=np.float32)
+        scaled = _rows(logits, drawn).float()
+        # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
+        scaled = (scaled - scaled.amax(dim=-1, keepdim=True)).div_(to_device(temperatures, logits.device))
+        if any(_filters(request) for request in random):
+            scaled = _filtered(scaled, random)
+        keys = np.array([row_key(r.seed, r.token_count) for r in random], dtype=np.uint64).view(np.int64)
+        winners = draw(scaled, to_device(keys, logits.device), -NEGLIGIBLE)
+        ids = winners if len(drawn) == len(requests) else ids.index_copy(0, _index(drawn, logits.device), winners)
+    return torch.where(peaks.isfinite(), ids, _NO_TOKEN)
+
+
+def _filtered(scaled: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """The [L, vocabulary] logits with -inf at what min_p, then top_k, then top_p drop; a tie is cut by id."""
+    device, size = scaled.device, scaled.shape[1]
+    samplings = [request.sampling for request in requests]
+    lowest = np.array([[math.log(s.min_p) if s.min_p > 0 else -math.inf] for s in samplings])
+    most = np.array([[s.top_k if 0 < s.top_k < size else size] for s in samplings])
+    mass = np.array([[s.top_p] for s in samplings])
+    ranked, order = scaled.sort(dim=-1, descending=True, stable=True)
+    count = (ranked.double() >= to_device(lowest, device)).sum(dim=-1, keepdim=True)
+    count = torch.minimum(count, to_device(most, device)).clamp_(min=1)
+    rank = torch.arange(size, device=device)
+    reached = torch.where(rank < count, ranked.exp(), 0.0).double().cumsum(dim=-1)
+    goal = reached[:, -1:] * to_device(mass, device)
+    count = torch.minimum(count, (reached < goal).sum(dim=-1, keepdim=True) + 1)
+    kept = torch.where(rank < count, ranked, -math.inf)
+    return torch.empty_like(scaled).scatter_(1, order, kept)
+
+
+def _filters(request: Request) -> bool:
+    s = request.sampling
+    return s.min_p > 0 or s.top_k > 0 or s.top_p < 1
+
+
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    return logits if len(rows) == logits.shape[0] else logits.index_select(0, _index(rows, logits.device))
+
+
+def _index(rows: list[int], device: torch.device) -> torch.Tensor:
+    return to_device(np.array(rows, dtype=np.int64), device)
