@@ -219,6 +219,18 @@ SELF = [
     ),
     Panel("Engines lost", "short", [(rate(m.STREAM_ENGINES_LOST), "a second")]),
     Panel("Memory of the model", "bytes", [(gauge(m.MODEL_MEMORY, "part"), "{{part}}")]),
+    Panel("GPUs busy", "percentunit", [(m.GPU_UTILIZATION.prometheus, "{{instance}} {{gpu}}")]),
+    Panel(
+        "Memory of GPUs",
+        "bytes",
+        [
+            (m.GPU_MEMORY.prometheus, "{{instance}} {{gpu}}"),
+            (m.GPU_MEMORY_LIMIT.prometheus, "{{instance}} {{gpu}}: all of it"),
+        ],
+    ),
+    Panel("Clocks of GPUs", "hertz", [(m.GPU_CLOCK.prometheus, "{{instance}} {{gpu}}")]),
+    Panel("Power of GPUs", "watt", [(m.GPU_POWER.prometheus, "{{instance}} {{gpu}}")]),
+    Panel("GPUs held down", "short", [(m.GPU_THROTTLED.prometheus, "{{instance}} {{gpu}}: {{cause}}")]),
     Panel("Memory of the engine's allocator", "bytes", [(gauge(m.ALLOCATOR_MEMORY, "state"), "{{state}}")]),
 ]
 DASHBOARDS = {

@@ -182,6 +182,17 @@ ALLOCATOR_MEMORY = _gauge(
     "state",
 )
 
+# --- GPUs (engine, where there are any; by their number) ------------------------------------------------
+
+GPU_UTILIZATION = _gauge("hw.gpu.utilization", RATIO, "Share of the last moments in which a kernel ran", "gpu")
+GPU_MEMORY = _gauge("hw.gpu.memory.usage", BYTES, "Memory of the GPU that is taken, by whomever", "gpu")
+GPU_MEMORY_LIMIT = _gauge("hw.gpu.memory.limit", BYTES, "Memory of the GPU", "gpu")
+GPU_CLOCK = _gauge("headrace.gpu.clock.hertz", COUNT, "Clock of the GPU's processors", "gpu")
+GPU_POWER = _gauge("headrace.gpu.power.watts", COUNT, "Power that the GPU draws", "gpu")
+GPU_THROTTLED = _gauge(
+    "headrace.gpu.throttled", COUNT, "1 while its clocks are held down: by power, heat, hardware", "gpu", "cause"
+)
+
 # --- process and machine (every process) --------------------------------------------------------------
 
 CPU_TIME = _counter("process.cpu.time", SECONDS, "Processor time of the process", "cpu_mode")

@@ -193,6 +193,13 @@ class Engine:
         return str(self._runner.kv[0].dtype).removeprefix("torch.")
 
     @property
+    def gpus(self) -> list[str]:
+        """UUIDs of the GPUs that compute, rank by rank; none on a CPU."""
+        if self._runner.kv[0].device.type != "cuda":
+            return []
+        return [str(torch.cuda.get_device_properties(rank).uuid) for rank in range(self.config.tensor_parallel)]
+
+    @property
     def has_work(self) -> bool:
         """True while any request has not ended, or an ending is not published."""
         return self._scheduler.roster.has_requests

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 from services.common import metric_names as names
 from services.common.metrics import Metrics
+from services.engine import nvml
 from services.engine.engine import Engine
 from services.engine.loop import EngineLoop
 from services.engine.memory import heap_facts
@@ -29,6 +30,7 @@ class Measures:
         metrics.set(names.SEQUENCES_LIMIT, engine.config.max_num_seqs)
         metrics.each_second(lambda: self._ask(loop))
         metrics.each_second(self._allocator)
+        nvml.watch(metrics, engine.gpus)
 
     def step(self, facts: StepFacts) -> None:
         """A step is done; "mixed" ones carried prompts beside decodes."""

@@ -29,7 +29,7 @@ RULES = [
     for rule in group["rules"]
 ]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
-OURS = re.compile(r"\b(?:gen_ai|headrace|process|rpc)[\w:]*\b")
+OURS = re.compile(r"\b(?:gen_ai|headrace|hw|process|rpc)[\w:]*\b")
 MATCHERS = re.compile(r"(\w+)\{([^}]*)\}")
 OF_PROMETHEUS = {"instance", "job", "le", "process"}
 PROMTOOL = shutil.which("promtool")  # of Debian's package prometheus
