@@ -18,6 +18,7 @@ from headrace.bench.statistics import slope
 
 SLICES = 20  # of a run, for its slopes
 FEWEST_POINTS = 10  # of a slope
+SHORTEST_S = 300.0  # of a run whose changes an hour mean something
 _CLASSES = ("priority", "tenant")
 
 
@@ -77,6 +78,7 @@ def _stage(number: int, level: float, evidence: Evidence, slo: Slo, fewest: int)
         "verdict": checks.verdict,
         "problems": list(checks.problems),
         "checks": dict(checks.facts),
+        "measured_from_s": begin_s,
         "warm_up": {"requests": len(made) - len(measured), "seconds": begin_s - made[0].sent_s},
         "figures": metrics.figures(measured, evidence.records, slo),
         "classes": _classes(measured, evidence.records, slo),
@@ -117,8 +119,11 @@ def _classes(measured: Sequence[Record], records: Sequence[Record], slo: Slo) ->
 
 
 def slopes(evidence: Evidence) -> dict[str, dict[str, Any]]:
-    """How latencies, throughput and the server's memory change an hour, over the whole run, with intervals."""
-    series = {**_sliced(evidence.records), **_sampled(evidence.samples)}
+    """How latencies, throughput and the server's memory change an hour, with intervals; of short runs nothing."""
+    records = evidence.records
+    if not records or records[-1].sent_s - records[0].sent_s < SHORTEST_S:
+        return {}
+    series = {**_sliced(records), **_sampled(evidence.samples)}
     found = {}
     for name, points in series.items():
         if len(points) >= FEWEST_POINTS:
@@ -130,8 +135,6 @@ def slopes(evidence: Evidence) -> dict[str, dict[str, Any]]:
 
 def _sliced(records: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
     """Medians of equal slices of the time of sending."""
-    if not records:
-        return {}
     begun, ended = records[0].sent_s, records[-1].sent_s
     edges = np.linspace(begun, ended, SLICES + 1)
     found: dict[str, list[tuple[float, float]]] = {"ttft_s": [], "e2e_s": [], "requests_per_s": []}

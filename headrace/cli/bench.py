@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import bench_gaps, bench_hops, bench_versus, output, pipeline, up
+from headrace.cli import bench_gaps, bench_hops, bench_run, bench_versus, output, pipeline, up
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
@@ -53,6 +53,7 @@ def add_parser(subparsers: Any) -> None:
     offline.set_defaults(run=run)
     bench_hops.add_parser(kinds)
     bench_gaps.add_parser(kinds)
+    bench_run.add_parser(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ class CommandError(Exception):
         super().__init__(message)
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
+def add_json_option(parser: argparse._ActionsContainer) -> None:
     """Adds `--json FILE`."""
     parser.add_argument(
         "--json", metavar="FILE", help="also write the report (up: of --ask) as JSON to FILE (-: standard output)"

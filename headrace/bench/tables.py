@@ -1,0 +1,141 @@
+"""The report of a run as tables of text: printed by rich, and put into the page. Knows figures, not how they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from headrace.bench import attribution, metrics
+
+COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
+NOT_STATED = "-"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table of text; the first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: bool = False  # the last column is prose
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        return {"title": self.title, "columns": self.columns, "rows": self.rows, "text": self.text}
+
+
+def of_run(report: Mapping[str, Any]) -> list[Rows]:
+    """The tables of a run's stages: of a ramp one line a stage first."""
+    stages = report["stages"]
+    tables = [ramp(stages, report["load"]["loop"])] if len(stages) > 1 else []
+    for one in stages:
+        name = f", stage {one['stage']}" if len(stages) > 1 else ""
+        tables += [
+            latencies(one["figures"], f"latency in ms{name}"),
+            rates(one, f"rates and counts{name}"),
+            where(one["where"], f"where the P99 of the time to first token went{name}"),
+        ]
+        tables += [latencies(own, f"{title}{name}: latency in ms") for title, own in one["classes"].items()]
+    tables.append(_slopes(report["slopes_an_hour"]))
+    tables.append(Rows("what they mean", ("figure", ""), list(report["definitions"].items()), text=True))
+    return [table for table in tables if table.rows]
+
+
+def latencies(figures: Mapping[str, Any], title: str) -> Rows:
+    """Distributions, a line each."""
+    rows = [
+        (name, str(figures[name]["count"]), *(ms(figures[name][column]) for column in COLUMNS[1:]))
+        for name in metrics.LATENCIES
+        if figures[name]["count"]
+    ]
+    return Rows(title, ("", *COLUMNS), rows)
+
+
+def rates(stage: Mapping[str, Any], title: str) -> Rows:
+    """Everything that is one number."""
+    figures, warm_up = stage["figures"], stage["warm_up"]
+    requests, tokens = figures["requests"], figures["tokens"]
+    errors = ", ".join(f"{count} {name}" for name, count in requests["errors"].items())
+    rows = [
+        ("output tokens/s", f"{figures['output_tokens_per_s']:.1f}", f"{tokens['a_message']:.2f} tokens a message"),
+        ("requests/s", f"{figures['requests_per_s']:.2f}", f"{figures['in_flight']:.1f} in flight on average"),
+        ("goodput, requests/s", f"{figures['goodput_per_s']:.2f}", f"{figures['slo_share']:.1%} kept every objective"),
+        ("measured", str(requests["measured"]), f"requests in {figures['measured_s']:.1f} s"),
+        ("left out as warm-up", str(warm_up["requests"]), f"requests in {warm_up['seconds']:.1f} s"),
+        ("failed", str(requests["failed"]), errors),
+        ("cancelled", str(requests["cancelled"]), "as the load has it"),
+        ("prompt tokens", str(tokens["prompt"]), f"{tokens['cached']} of them cached"),
+        ("output tokens", str(tokens["output"]), "as the server's usage counts them"),
+    ]
+    return Rows(title, ("", "", ""), rows, text=True)
+
+
+def where(explained: Mapping[str, Any], title: str) -> Rows:
+    """The slowest against the middle, over all and by length of the prompt."""
+    groups = {"all": explained["all"], **explained["by_prompt"]}
+    rows = []
+    for name, one in groups.items():
+        if not one["tail_s"]:
+            continue
+        stage = attribution.largest(one)
+        more = {key: one["tail_s"][key] - one["middle_s"][key] for key in one["tail_s"]}
+        total = sum(more.values())
+        share = f"{more[stage] / total:.0%}" if total > 0 else NOT_STATED
+        rows.append(
+            (
+                name if name == "all" else f"prompt {name}",
+                str(one["count"]),
+                ms(one["p50_s"]),
+                ms(one["p99_s"]),
+                stage.replace("_", " "),
+                ms(more[stage]),
+                share,
+            )
+        )
+    return Rows(title, ("", "count", "p50", "p99", "most of it in", "more than usual", "of it"), rows)
+
+
+def ramp(stages: Sequence[Mapping[str, Any]], loop: str) -> Rows:
+    """A line a stage."""
+    rows = []
+    for one in stages:
+        figures = one["figures"]
+        numbers = [ms(figures[name][share]) for name, share in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"))]
+        rates_ = [f"{figures[name]:.1f}" for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s")]
+        rows.append((f"{one['level']:g}", one["verdict"], *rates_, *numbers))
+    level = "requests/s" if loop == "open" else "at a time"
+    columns = (level, "verdict", "tokens/s", "requests/s", "goodput/s", "ttft p50", "ttft p95", "tpot p50")
+    return Rows("stages; latency in ms", columns, rows)
+
+
+def print_tables(console: Console, tables: Sequence[Rows]) -> None:
+    """Prints them."""
+    for rows in tables:
+        drawn = Table(title=rows.title, title_justify="left", box=None, pad_edge=False)
+        for number, column in enumerate(rows.columns):
+            prose = rows.text and number == len(rows.columns) - 1
+            drawn.add_column(column, justify="left" if not number or prose else "right", style="dim" if prose else None)
+        for row in rows.rows:
+            drawn.add_row(*row)
+        console.print(drawn)
+        console.print()
+
+
+def ms(seconds: float | None) -> str:
+    """Milliseconds, or that there is no such figure."""
+    return NOT_STATED if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _slopes(slopes: Mapping[str, Mapping[str, float]]) -> Rows:
+    rows = []
+    for name, one in slopes.items():
+        changes = one["low"] > 0 or one["high"] < 0
+        rows.append(
+            (name, *(f"{one[key]:.4g}" for key in ("median", "value", "low", "high")), "yes" if changes else "no")
+        )
+    return Rows("change an hour, with its 95 % interval", ("", "median", "an hour", "low", "high", "changes"), rows)
