@@ -175,15 +175,14 @@ def test_the_client_closed(server: Server) -> None:
 def test_no_thread_is_left(client: Client, server: Server) -> None:
     """Threads of grpc end with their calls, however those end."""
     server.gateway.drop_at = [1, 2]
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(3):
         client.stream("hi", resumable=True).read_all()
     with client.stream("hi", resumable=True) as stream:
         next(stream)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon:
-            thread.join(5)
-            assert not thread.is_alive() or threading.active_count() <= before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_nobody_listens() -> None:
