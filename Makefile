@@ -2,8 +2,9 @@
 SHELL := bash
 PY := .venv/bin/python
 READY := .venv/.ready
+GPU_PY ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-.PHONY: help setup run up test parity soak fuzz lint format protos breaking bench bench-peers bench-tracing dashboards clean
+.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,6 +32,9 @@ parity: setup ## every family x grouping x block size x chunk against transforme
 
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak
+
+gpu-check: ## parity and figures on a GPU, within 6 minutes; with GPU_PY=python3 on that Python's own torch
+	@$(GPU_PY) -m tests.gpu
 
 fuzz: setup ## 10,000 requests drawn from the contract's descriptors: no INTERNAL, no silence (about 3 minutes)
 	@FUZZ=10000 .venv/bin/pytest tests/fuzz
