@@ -32,11 +32,15 @@ def rendered(folder: Path) -> list[Manifest]:
 
 
 def _apply(manifest: Manifest, operation: dict[str, Any]) -> None:
-    """One JSON patch operation (RFC 6902): add or replace."""
+    """One JSON patch operation (RFC 6902): test, add or replace."""
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"][1:].split("/")]
     place: Any = manifest
     for part in path:
         place = place[int(part) if isinstance(place, list) else part]
+    if operation["op"] == "test":
+        if place[last] != operation["value"]:
+            raise ValueError(f"{operation['path']} is {place[last]!r}")
+        return
     if operation["op"] not in ("add", "replace"):
         raise ValueError(operation["op"])
     if isinstance(place, list):

@@ -39,7 +39,7 @@ def test_an_image_runs_its_process(process: str) -> None:
     assert not any(f"/app/services/{other} " in copied for copied in image.copied for other in others)
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, "model"])
+@pytest.mark.parametrize("name", [*SETTINGS, "model", "engine-cuda"])
 def test_nobody_is_root(name: str) -> None:
     """The last user of every image is one without rights."""
     assert IMAGES[name].user == "10001:10001"
@@ -69,6 +69,13 @@ def test_the_engine_holds_its_extension_and_no_compiler() -> None:
             name = IMAGES[name].base
 
 
+def test_the_gpus_image_is_the_engines() -> None:
+    """With the packages of the extra `gpu`, and a compiler for Triton's launchers."""
+    assert IMAGES["engine-cuda"].base == "engine"
+    assert "gpu.txt" in IMAGES["engine-cuda"].text
+    assert "gcc" in IMAGES["engine-cuda"].text
+
+
 def test_every_requirement_is_pinned() -> None:
     """Whatever an image needs has one version in constraints.txt, which the requirement allows."""
     lines = (DEPLOY / "constraints.txt").read_text().splitlines()
@@ -76,7 +83,7 @@ def test_every_requirement_is_pinned() -> None:
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
     versions = {pin.split("==")[0].lower().replace("_", "-"): pin.split("==")[1] for pin in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for line in requirements(["services", "engine", "import"], ROOT / "pyproject.toml"):
+    for line in requirements(["services", "engine", "gpu", "import"], ROOT / "pyproject.toml"):
         wanted = Requirement(line)
         assert wanted.specifier.contains(versions[wanted.name.lower()]), line
     assert set(project["dependencies"]) <= set(requirements([], ROOT / "pyproject.toml"))
