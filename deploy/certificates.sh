@@ -21,16 +21,17 @@ if [ ! -e ca.key ]; then
 fi
 
 issue() { # NAME HOST...: a certificate for these hosts, to be shown by servers and by callers
-  local name=$1 hosts
+  local name=$1 hosts kind
   shift
   hosts=$(printf ',DNS:%s' "$@")
   "${new[@]}" -subj "/CN=$name" -keyout "$name.key.new" -out "$name.csr" 2>/dev/null
   openssl x509 -req -in "$name.csr" -CA ca.crt -CAkey ca.key -days "${DAYS:-90}" -out "$name.crt.new" -extfile <(
     printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth,clientAuth\n' "${hosts:1}") 2>/dev/null
-  chmod 644 "$name.key.new" "$name.crt.new"
-  mv "$name.key.new" "$name.key"
-  mv "$name.crt.new" "$name.crt"
-  rm "$name.csr"
+  for kind in key crt; do # in place: a container that has mounted the file sees what is written into it, no other file
+    cat "$name.$kind.new" >"$name.$kind"
+    chmod 644 "$name.$kind"
+  done
+  rm "$name.csr" "$name.key.new" "$name.crt.new"
 }
 
 issue public localhost gateway gateway-2 ${HEADRACE_TLS_NAME:+"$HEADRACE_TLS_NAME"}

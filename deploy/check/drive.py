@@ -3,11 +3,14 @@
 python drive.py ask TARGET TRACES_URL               one question; its trace must hold spans of the four processes
 python drive.py strike TARGET CONTAINER HOW         16 resumable streams; CONTAINER is killed and started (HOW: kill)
                                                     or stopped in order and started (HOW: stop) while they run
+
+CHECK_CA: a file of authorities; the stack is behind TLS.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -20,6 +23,7 @@ from headrace.errors import Unavailable
 
 QUESTION = "What is the capital of France? Answer in one sentence."
 PROCESSES = {"headrace-gateway", "headrace-tokenizer", "headrace-stream", "headrace-engine"}
+TLS = os.environ.get("CHECK_CA") or False
 STREAMS, TOKENS, WAIT_S = 16, 96, 120.0
 
 
@@ -30,7 +34,7 @@ class Wrong(Exception):
 def ask(target: str, traces_url: str) -> dict[str, Any]:
     """One answer and its trace."""
     begun = time.monotonic()
-    with Client(target) as client:
+    with Client(target, tls=TLS) as client:
         if not client.wait_until_connected(WAIT_S):
             raise Wrong(f"nobody answers at {target}")
         while True:
@@ -99,7 +103,7 @@ class Reader(threading.Thread):
 
 def strike(target: str, container: str, how: str) -> dict[str, Any]:
     """Sixteen streams; a container goes and comes back once all have begun."""
-    with Client(target) as client:
+    with Client(target, tls=TLS) as client:
         if not client.wait_until_connected(WAIT_S):
             raise Wrong(f"nobody answers at {target}")
         begun = time.monotonic()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import http.server
 import json
+import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -51,11 +53,22 @@ class Query(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+def credentials() -> grpc.ServerCredentials:
+    """TLS by the variables that Jaeger reads too; callers need a certificate."""
+    key, chain, authority = [
+        Path(os.environ[f"COLLECTOR_OTLP_GRPC_TLS_{name}"]).read_bytes() for name in ("KEY", "CERT", "CLIENT_CA")
+    ]
+    return grpc.ssl_server_credentials([(key, chain)], authority, require_client_auth=True)
+
+
 def main() -> None:
     """Receives until it is told to stop."""
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Receiver(), server)
-    server.add_insecure_port("0.0.0.0:4317")
+    if os.environ.get("COLLECTOR_OTLP_GRPC_TLS_ENABLED") == "true":
+        server.add_secure_port("0.0.0.0:4317", credentials())
+    else:
+        server.add_insecure_port("0.0.0.0:4317")
     server.start()
     web = http.server.ThreadingHTTPServer(("0.0.0.0", 16686), Query)  # noqa: S104 - inside a container
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=web.shutdown).start())
