@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from services.common import healthcheck
+from tests import certificates
 from tests.deploy.stack import ROOT
 
 NEW_CERTIFICATE = [
@@ -86,6 +87,17 @@ def test_behind_tls(tmp_path: Path) -> None:
         assert run(address, str(certificate), "gateway.test") == (0, "")
         assert run(address, str(other), "gateway.test")[0] == 1
         assert run(address, str(tmp_path / "none.crt"), "gateway.test")[0] == 1
+
+
+def test_where_callers_need_certificates(tmp_path: Path) -> None:
+    """The process shows itself its own; without the key it is not let in, and a missing key is named."""
+    made = certificates.make(tmp_path / "made")
+    own = [str(made / "engine.crt"), "engine", str(made / "engine.key")]
+    with process("SERVING", certificates.server(made, "engine")) as address:
+        assert run(address, *own) == (0, "")
+        assert run(address, *own[:2])[0] == 1
+        missing = str(tmp_path / "none.key")
+        assert run(address, *own[:2], missing) == (1, f"{address}: {missing}: No such file or directory")
 
 
 def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
