@@ -1,4 +1,20 @@
-# A stage of deploy/check.sh: the images.
+# A stage of deploy/check.sh: the compose files, and the images.
+
+say "every combination of compose files"
+overlays=(scale observability gpu secrets tls)
+for number in $(seq 0 $((2 ** ${#overlays[@]} - 1))); do
+  chosen=()
+  for i in "${!overlays[@]}"; do
+    if (((number >> i) & 1)); then chosen+=("${overlays[i]}"); fi
+  done
+  if [[ " ${chosen[*]} " = *" tls "* ]]; then
+    for other in "${chosen[@]}"; do
+      if [ -e "compose.$other.tls.yaml" ]; then chosen+=("$other.tls"); fi
+    done
+  fi
+  GRAFANA_PASSWORD=chosen stack "${chosen[@]}" -- config -q || wrong "compose does not take: ${chosen[*]}"
+done
+echo "$((number + 1)) combinations are valid"
 
 say "images on $base"
 for target in gateway tokenizer stream engine model; do

@@ -20,6 +20,8 @@ TIMEOUT_S = 1.0
 RETRY_S = 1.0
 _PROBE = "return redis.call('EXISTS', KEYS[1])"  # as everything that is asked later: a script on a key of ours
 _PROBE_KEY = "headrace:probe"
+# Other errors of Redis pass: a replica without its master, a script of somebody else that runs too long.
+_FOR_GOOD = ("DB index is out of range", "nknown command", "has no permissions", "user executing the script")
 
 
 class Refused(Exception):
@@ -89,7 +91,9 @@ async def ask(url: str, timeout_s: float = TIMEOUT_S) -> None:
             raise Refused(f"{who} wants a password, and the URL has none") from error
         raise Refused(f"{who} does not take the password ({error})") from error
     except ResponseError as error:
-        raise Refused(f"{who} refuses: {error}") from error
+        if any(words in str(error) for words in _FOR_GOOD):
+            raise Refused(f"{who} refuses: {error}") from error
+        raise SharedStateLost(str(error)) from error
     except (RedisError, OSError, TimeoutError) as error:
         answer = await _first_words(url, timeout_s)
         if isinstance(error, InvalidResponse) or answer:

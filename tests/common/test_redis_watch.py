@@ -25,6 +25,7 @@ PASSWORD = "right-and-secret"
 def locked() -> Iterator[RedisServer]:
     """A Redis that wants a password, and has a user with hardly any rights."""
     server = RedisServer(PASSWORD)
+    server.client.acl_setuser("scripter", enabled=True, passwords=["+s"], commands=["+eval"], keys=["headrace:*"])
     server.client.acl_setuser("reader", enabled=True, passwords=["+r"], commands=["+get"], keys=["headrace:*"])
     yield server
     server.close()
@@ -48,7 +49,8 @@ async def test_who_is_not_let_in(locked: RedisServer, redis_server: RedisServer)
     assert f"Redis at {where} does not take the password" in wrong
     assert "wants a password, and the URL has none" in await refusal(f"redis://{where}/0")
     assert "does not take the password" in await refusal(f"redis://nobody:{PASSWORD}@{where}/0")
-    assert "refuses" in await refusal(f"redis://reader:r@{where}/0")
+    for user in ("reader:r", "scripter:s"):
+        assert "refuses" in await refusal(f"redis://{user}@{where}/0")
     assert "DB index is out of range" in await refusal(redis_server.url.replace("/0", "/99"))
     await ask(locked.url)
     await ask(redis_server.url)
@@ -113,6 +115,14 @@ async def test_one_that_is_away_is_waited_for(own_redis_server: RedisServer) -> 
     assert lines[0]["level"] == "warning"
     assert lines[0]["address"] == f"127.0.0.1:{own_redis_server.port}"
     assert "Connect call failed" in lines[0]["reason"]
+
+
+async def test_a_trouble_that_passes(own_redis_server: RedisServer) -> None:
+    """A Redis that answers with an error which will pass is waited for, not given up."""
+    own_redis_server.client.config_set("replica-serve-stale-data", "no")
+    own_redis_server.client.replicaof("127.0.0.1", 1)
+    with pytest.raises(SharedStateLost, match="MASTER"):
+        await ask(own_redis_server.url)
 
 
 @pytest.mark.parametrize("url", ["http://x", "redis://:secret@h:port/0", "redis://:secret@h/zero", "nonsense"])
