@@ -123,9 +123,9 @@ async def _windows(readers: _Readers, pids: Mapping[str, int], seconds: float, r
     await asyncio.sleep(WARM_UP_S)
     passes = []
     for _ in range(repeat):
-        before, tokens, messages, begun = _cpu_s(pids), readers.tokens, readers.messages, time.monotonic()
+        before, tokens, messages, begun = cpu_s(pids), readers.tokens, readers.messages, time.monotonic()
         await asyncio.sleep(seconds)
-        after = _cpu_s(pids)
+        after = cpu_s(pids)
         if readers.tokens == tokens:
             raise RunFailed("no token came while it was measured")
         passes.append(
@@ -152,6 +152,6 @@ def report(passes: Sequence[Pass], coalesce_tokens: int) -> dict[str, Any]:
     }
 
 
-def _cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
     """CPU seconds of each process since its start: the kernel's own clock of a process, as of `clock_getcpuclockid`."""
     return {name: time.clock_gettime((~pid << 3) | 2) for name, pid in pids.items()}

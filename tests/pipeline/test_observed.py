@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from headrace import errors
+from headrace.bench.collectors import MOODS, WELL, collector
 from headrace.cli.pipeline import PipelineOptions, running
 from tests.pipeline import scraping
 from tests.pipeline.conftest import PROCESSES, until
@@ -163,44 +160,10 @@ def test_metrics_of_every_layer(observed):
         assert "trace_id=" in scraping.text(observed.plan.metrics["gateway"])  # an exemplar
 
 
-class Refusing(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector that answers with an error."""
-
-    def Export(self, request, context):
-        context.abort(grpc.StatusCode.INTERNAL, "no")
-
-
-class Sleeping(trace_service_pb2_grpc.TraceServiceServicer):
-    """A collector that takes spans and does not answer."""
-
-    def __init__(self) -> None:
-        self.free = threading.Event()
-
-    def Export(self, request, context):
-        self.free.wait(60)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@pytest.fixture(params=["absent", "refusing", "sleeping"])
-def bad_collector(request):
-    """The address of a collector that is not well."""
-    if request.param == "absent":
-        yield "http://127.0.0.1:9"
-    else:
-        servicer = Refusing() if request.param == "refusing" else Sleeping()
-        server = grpc.server(ThreadPoolExecutor(8))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield f"http://127.0.0.1:{port}"
-        if isinstance(servicer, Sleeping):
-            servicer.free.set()
-        server.stop(0).wait()
-
-
-def test_a_bad_collector_changes_nothing_but_a_counter(default_model_dir, bad_collector):
-    """Absent, refusing or asleep: answers and log are as ever, spans are counted as dropped, exit is quick."""
-    with start(TRACE_ENDPOINT=bad_collector) as observed:
+@pytest.mark.parametrize("mood", [mood for mood in MOODS if mood != WELL])
+def test_a_bad_collector_changes_nothing_but_a_counter(default_model_dir, mood):
+    """Absent, refusing, slow or paused: answers and log are as ever, spans are counted as dropped, exit is quick."""
+    with collector(mood) as endpoint, start(TRACE_ENDPOINT=endpoint) as observed:
         with observed.client() as client:
             answers = [client.generate("Hello", temperature=0, max_tokens=6, ignore_eos=True) for _ in range(8)]
             assert len({answer.text for answer in answers}) == 1
