@@ -13,7 +13,7 @@ from headrace.bench import attribution, metrics, steady, validity
 from headrace.bench.load.spec import LoadSpec
 from headrace.bench.load.workers import ClientUse
 from headrace.bench.metrics import Slo
-from headrace.bench.records import OK, Record
+from headrace.bench.records import CANCELLED, OK, Record
 from headrace.bench.statistics import slope
 
 SLICES = 20  # of a run, for its slopes
@@ -59,6 +59,7 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         "load_digest": spec.digest,
         "slo_s": slo.as_json(),
         "stages": stages,
+        "totals": _totals(evidence.records),
         "counters": dict(evidence.counters or {}),
         "slopes_an_hour": slopes(evidence),
         "definitions": dict(metrics.DEFINITIONS),
@@ -104,6 +105,16 @@ def _steady_from(made: Sequence[Record]) -> tuple[float, list[str]]:
         if found.problem:
             problems.append(f"{found.problem} ({name})")
     return begin_s, problems
+
+
+def _totals(records: Sequence[Record]) -> dict[str, int]:
+    """What the whole run did, warm-up included: the same load does the same."""
+    return {
+        "requests": len(records),
+        "failed_requests": sum(record.outcome not in (OK, CANCELLED) for record in records),
+        "prompt_tokens": sum(record.prompt_tokens for record in records if record.outcome == OK),
+        "output_tokens": sum(record.output_tokens for record in records if record.outcome == OK),
+    }
 
 
 def _classes(measured: Sequence[Record], records: Sequence[Record], slo: Slo) -> dict[str, dict[str, Any]]:

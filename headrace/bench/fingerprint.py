@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,27 @@ def settings(configuration: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def mismatches(
+    one: Mapping[str, Any], other: Mapping[str, Any], changed: Sequence[str] = (), *, same_code: bool = False
+) -> list[str]:
+    """Why two runs cannot be compared, a line a reason.
+
+    Args:
+        one: a fingerprint.
+        other: another.
+        changed: what may differ: settings by name, or `part.name`.
+        same_code: the code may not differ either.
+    """
+    allowed = {*changed, *(f"configuration.{name}" for name in changed)}
+    allowed |= set() if same_code else {"versions.code"}
+    return [text for name, text in _different(one, other).items() if name not in allowed]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Everything that differs, a line each."""
+    return list(_different(one, other).values())
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -126,3 +147,17 @@ def _code() -> str:
 def _git(root: Path, *arguments: str) -> str:
     command = ("git", "-C", str(root), *arguments)
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S).stdout
+
+
+def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for part in PARTS:
+        for name in sorted({*one[part], *other[part]}):
+            first, second = one[part].get(name), other[part].get(name)
+            if first != second:
+                found[f"{part}.{name}"] = f"{part}, {name}: {_shown(first)} and {_shown(second)}"
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)

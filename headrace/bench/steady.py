@@ -18,7 +18,7 @@ BATCHES = 10
 MOST_WARM_UP = 0.5
 MOST_TREND = 0.2  # share that the latency may rise or fall over a run
 _ENDED = -4  # so many more requests of the usual kind than of another end the warm-up
-_TREND_TAU = 0.6  # of ten batches: chance gives this one time in sixty
+_TREND_TAU = 0.73  # of ten batches: chance gives this one time in four hundred
 
 
 @dataclass(frozen=True)

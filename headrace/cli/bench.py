@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import bench_gaps, bench_hops, bench_run, bench_versus, output, pipeline, up
+from headrace.cli import bench_compare, bench_gaps, bench_hops, bench_run, bench_versus, output, pipeline, up
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
@@ -54,6 +54,7 @@ def add_parser(subparsers: Any) -> None:
     bench_hops.add_parser(kinds)
     bench_gaps.add_parser(kinds)
     bench_run.add_parser(kinds)
+    bench_compare.add_parsers(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:
