@@ -12,7 +12,17 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import results, workloads
-from headrace.cli import bench_compare, bench_gaps, bench_hops, bench_run, bench_versus, output, pipeline, up
+from headrace.cli import (
+    bench_accuracy,
+    bench_compare,
+    bench_gaps,
+    bench_hops,
+    bench_run,
+    bench_versus,
+    output,
+    pipeline,
+    up,
+)
 from headrace.cli.supervisor import ProgramDied
 
 MODES = {"engine": "engine in process", "pipeline": "through the pipeline"}
@@ -53,6 +63,7 @@ def add_parser(subparsers: Any) -> None:
     offline.set_defaults(run=run)
     bench_hops.add_parser(kinds)
     bench_gaps.add_parser(kinds)
+    bench_accuracy.add_parser(kinds)
     bench_run.add_parser(kinds)
     bench_compare.add_parsers(kinds)
 

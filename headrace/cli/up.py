@@ -28,6 +28,7 @@ _SHOWN_ON_FAILURE = 8  # last log lines, where the log was not shown
 _ENGINE_FLAGS = {
     "--model": ("HEADRACE_MODEL", "stored name or directory of the model"),
     "--dtype": ("HEADRACE_ENGINE_DTYPE", "number format of weights and KV cache: auto, float32, bfloat16"),
+    "--quantization": ("HEADRACE_ENGINE_QUANTIZATION", "int8: weights and activations as bytes; none"),
     "--kv-blocks": ("HEADRACE_ENGINE_KV_BLOCKS", "blocks of the KV pool (default: from free memory)"),
     "--block-size": ("HEADRACE_ENGINE_BLOCK_SIZE", "tokens in a KV block: 8, 16, 32"),
     "--max-num-seqs": ("HEADRACE_ENGINE_MAX_NUM_SEQS", "most sequences in one step"),

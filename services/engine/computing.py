@@ -28,14 +28,21 @@ def make_decoder(
 ) -> tuple[AnyDecoder, Kernels | LeadKernels]:
     """Read the weights into the decoder that is fastest here for what the configuration asks for.
 
-    The extension computes bfloat16 alone, on one rank: float32, deterministic mode, ``torch`` and tensor parallelism
-    stay with torch's operators, and so does all else where it cannot be built.
+    The extension computes bfloat16 and int8 alone, on one rank: float32, deterministic mode, ``torch`` and tensor
+    parallelism stay with torch's operators, and so does bfloat16 where it cannot be built.
+
+    Raises:
+        ValueError: int8 is asked for and the extension cannot compute it here; says why.
     """
     if config.tensor_parallel > 1:
         return _lead(config, model, placement, length)
     reader = WeightReader(config.model_dir, model, placement.dtype, placement.device)
-    if _wants_native(config, model, placement) and native.load() is None:
-        return NativeDecoder(model, reader, length), native.NativeKernels()
+    quantised = config.quantization != "none"
+    why_not = _why_not_native(config, model, placement)
+    if why_not is None:
+        return NativeDecoder(model, reader, length, quantised=quantised), native.NativeKernels()
+    if quantised:
+        raise ValueError(f"quantization is {config.quantization!r}; it needs the C++ extension, and {why_not}")
     kernels = make_kernels(config, model, placement)
     decoder = Decoder(model, reader, kernels, placement.dtype, length)
     if placement.device.type != "cuda" or not config.cuda_graphs:
@@ -99,10 +106,11 @@ def _lead(
     return LeadDecoder(decoder, ranks), LeadKernels(kernels)
 
 
-def _wants_native(config: EngineConfig, model: ModelConfig, placement: Placement) -> bool:
-    return (
-        placement.kernels == "cpu"
-        and not config.deterministic
-        and placement.dtype is torch.bfloat16
-        and native.fits(head_dim=model.head_dim, hidden=model.hidden_size, inner=model.intermediate_size)
-    )
+def _why_not_native(config: EngineConfig, model: ModelConfig, placement: Placement) -> str | None:
+    """Why the extension does not compute this; None if it does."""
+    if placement.kernels != "cpu" or config.deterministic or placement.dtype is not torch.bfloat16:
+        return "other kernels are asked for"
+    sizes = {"head_dim": model.head_dim, "hidden": model.hidden_size, "inner": model.intermediate_size}
+    if not native.fits(**sizes):
+        return f"it has no kernels for a model of {sizes}"
+    return native.load()

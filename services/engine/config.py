@@ -14,6 +14,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "cpu", "torch", "reference", "triton"),
+    "quantization": ("none", "int8"),
     "block_size": (8, 16, 32),
     "profile": PROFILES,
 }
@@ -34,6 +35,8 @@ class EngineConfig:
     kernels: str = "auto"
     """triton: the GPU's. cpu: the C++ extension where it can be built and computes this, else torch; torch; reference.
     auto: triton or cpu, by the device."""
+    quantization: str = "none"
+    """none, or int8: weights and activations as bytes in the C++ extension, beside bfloat16 for all else."""
     tensor_parallel: int = 1
     """Ranks that share the model, a process each: as many GPUs, or on a CPU as many sets of threads."""
     cuda_graphs: bool = True
@@ -96,6 +99,8 @@ class EngineConfig:
             raise ValueError(f"deterministic is on with kernels {self.kernels!r}, device {self.device!r}; it needs cpu")
         if self.deterministic and self.tensor_parallel > 1:
             raise ValueError(f"deterministic is on with tensor_parallel {self.tensor_parallel}; it needs 1")
+        if self.quantization != "none":
+            self._check_quantised()
         if self.device == "cuda" and self.kernels not in ("auto", "triton"):
             raise ValueError(f"kernels is {self.kernels!r} with device 'cuda'; it must be auto or triton")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -103,6 +108,21 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; it must be at least max_num_seqs "
                 f"({self.max_num_seqs}), so that every running sequence can advance"
             )
+
+    def _check_quantised(self) -> None:
+        """It is the C++ extension that computes it, on one rank, in bfloat16, with sums that depend on the step."""
+        for name, fitting in (
+            ("kernels", ("auto", "cpu")),
+            ("device", ("auto", "cpu")),
+            ("dtype", ("auto", "bfloat16")),
+            ("deterministic", (False,)),
+            ("tensor_parallel", (1,)),
+        ):
+            if getattr(self, name) not in fitting:
+                raise ValueError(
+                    f"quantization is {self.quantization!r} with {name} {getattr(self, name)!r}; it needs "
+                    f"{' or '.join(map(str, fitting))}"
+                )
 
     def scheduling(self) -> SchedulerConfig:
         """The scheduler's part of it."""

@@ -72,6 +72,7 @@ class Engine:
 
         Raises:
             ModelError: the directory cannot be served; names the file and what was expected.
+            ValueError: what is asked for is not possible here; says why.
         """
         if config.threads is not None:
             torch.set_num_threads(config.threads)

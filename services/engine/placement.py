@@ -35,14 +35,14 @@ class Placement:
             kernels = "triton" if device.type == "cuda" else "cpu"
         if kernels == "triton" and (reason := triton.unusable(device)) is not None:
             raise ValueError(f"kernels is 'triton'; {reason}")
-        return cls(device, kernels, _dtype(config.dtype, model.dtype, device))
+        return cls(device, kernels, _dtype(config, model.dtype, device))
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ValueError("device is 'cuda'; torch finds no CUDA device here")
-    wants_cpu = config.deterministic or config.kernels not in ("auto", "triton")
+    wants_cpu = config.deterministic or config.quantization != "none" or config.kernels not in ("auto", "triton")
     if config.device == "cpu" or not there or (config.device == "auto" and wants_cpu):
         return torch.device("cpu")
     if config.tensor_parallel > torch.cuda.device_count():
@@ -52,8 +52,10 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def _dtype(wanted: str, saved: str, device: torch.device) -> torch.dtype:
-    if wanted != "auto":
-        return _DTYPES[wanted]
+def _dtype(config: EngineConfig, saved: str, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return _DTYPES[config.dtype]
+    if config.quantization != "none":
+        return torch.bfloat16
     fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else can_pack(torch.bfloat16)
     return torch.bfloat16 if saved == "bfloat16" and fast else torch.float32

@@ -32,6 +32,11 @@ class EngineSettings:
         "the plain reference; auto: by the device",
         choices=("auto", "cpu", "torch", "reference", "triton"),
     )
+    quantization: str = setting(
+        "none",
+        "int8: weights and activations as bytes (AVX-512, C++ extension); see `headrace bench accuracy`",
+        choices=("none", "int8"),
+    )
     tensor_parallel: int = setting(1, "processes, each with a GPU, that share the model", minimum=1, maximum=64)
     cuda_graphs: bool = setting(True, "on one GPU: record decode steps once, and replay them")
     kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)

@@ -67,7 +67,9 @@ def test_bad_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize("argv", ["", "up", "ask", "stats", "trace", "model import", "bench offline", "bench hops"])
+@pytest.mark.parametrize(
+    "argv", ["", "up", "ask", "stats", "trace", "model import", "bench offline", "bench hops", "bench accuracy"]
+)
 def test_help(argv: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every subcommand explains itself and its exit codes."""
     assert command.main([*argv.split(), "--help"]) == 0

@@ -1,6 +1,7 @@
 """The decoder as one call a step: every layer, and the head, inside the C++ extension of ``kernels.native``.
 
-The same face as ``Decoder``, in bfloat16 only. Between layers the hidden states stay in float32.
+The same face as ``Decoder``, in bfloat16 only, its weights as bytes if wanted. Between layers the hidden states stay in
+float32.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from services.engine.model.weights import WeightReader
 class NativeDecoder:
     """Token ids in, hidden states and logits out; keys and values go to the pool that it is given."""
 
-    def __init__(self, config: ModelConfig, reader: WeightReader, length: int) -> None:
-        """Read and pack every weight; ``length`` is the longest sequence that will be computed."""
+    def __init__(self, config: ModelConfig, reader: WeightReader, length: int, *, quantised: bool = False) -> None:
+        """Read and pack every weight, as bytes if ``quantised``; ``length`` is that of the longest sequence."""
         self._config = config
         half = torch.outer(torch.arange(length, dtype=torch.float32), inverse_frequencies(config.rope, config.head_dim))
         shape = [config.hidden_size, config.head_count, config.kv_head_count, config.head_dim]
         shape += [config.intermediate_size, config.vocab_size, config.layer_count]
         tied = config.tied_embeddings
-        self._stack = torch.classes.headrace.Stack(shape, config.rms_norm_eps, half.cos(), half.sin(), tied)
+        tables = half.cos(), half.sin()
+        self._stack = torch.classes.headrace.Stack(shape, config.rms_norm_eps, *tables, tied, quantised)
         for index in range(config.layer_count):
             self._add_layer(reader, index)
         embedding = reader.read("model.embed_tokens.weight")

@@ -18,7 +18,7 @@ import torch
 
 from services.engine.kernels import CpuKernels, Kernels, ReferenceKernels, native
 from services.engine.kernels.native import build
-from services.engine.model.config import load_config
+from services.engine.model.config import ModelConfig, load_config
 from services.engine.model.decoder import Decoder
 from services.engine.model.native import NativeDecoder
 from services.engine.model.weights import WeightReader
@@ -31,11 +31,11 @@ REASON = native.load()
 needs_native = pytest.mark.skipif(REASON is not None, reason=f"the extension is not here: {REASON}")
 
 
-def _ways() -> list[str]:
-    return [] if REASON is not None else list(dict.fromkeys(["AVX-512", torch.ops.headrace.instruction_set()]))
+def ways() -> list[str]:
+    return [] if REASON is not None else torch.ops.headrace.instruction_sets()
 
 
-@pytest.fixture(params=_ways() or ["none"])
+@pytest.fixture(params=ways() or ["none"])
 def _way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every instruction set that this processor has."""
     torch.ops.headrace.use_instruction_set(request.param)
@@ -44,7 +44,7 @@ def _way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @dataclass
-class _Twin:
+class Twin:
     """One decoder with a pool of its own."""
 
     decoder: Any
@@ -63,32 +63,41 @@ class _Twin:
         return logits
 
 
-def _twins(tmp_path: Path, config: dict[str, Any], block_size: int) -> tuple[_Twin, _Twin, _Twin]:
-    """The extension; torch in bfloat16; the reference in float32: on the same bfloat16 weights, pools full of NaN."""
-    path = write_model(tmp_path, {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 2048})
-    model = load_config(path)
-    rounded = WeightReader(path, model, torch.bfloat16)
+def widened(path: Path, model: ModelConfig, rounded: WeightReader) -> WeightReader:
+    """What another reader gives, in float32."""
 
     class Widened(WeightReader):
         def read(self, name: str) -> torch.Tensor:
             return rounded.read(name).float()
 
-    def pool(dtype: torch.dtype) -> list[torch.Tensor]:
-        layers = allocate_kv(model, BLOCKS, block_size, dtype)
-        for layer in layers:
-            layer.fill_(float("nan"))
-        return layers
+    return Widened(path, model, torch.float32)
+
+
+def nan_pool(model: ModelConfig, block_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """A pool of `BLOCKS` blocks in which nothing was written."""
+    layers = allocate_kv(model, BLOCKS, block_size, dtype)
+    for layer in layers:
+        layer.fill_(float("nan"))
+    return layers
+
+
+def _twins(tmp_path: Path, config: dict[str, Any], block_size: int) -> tuple[Twin, Twin, Twin]:
+    """The extension; torch in bfloat16; the reference in float32: on the same bfloat16 weights, pools full of NaN."""
+    path = write_model(tmp_path, {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 2048})
+    model = load_config(path)
+    rounded = WeightReader(path, model, torch.bfloat16)
 
     half, full, length = torch.bfloat16, torch.float32, model.context_length
     plain, exact = CpuKernels(), ReferenceKernels()
+    wide = widened(path, model, rounded)
     return (
-        _Twin(NativeDecoder(model, rounded, length), native.NativeKernels(), pool(half)),
-        _Twin(Decoder(model, rounded, plain, half, length), plain, pool(half)),
-        _Twin(Decoder(model, Widened(path, model, full), exact, full, length), exact, pool(full)),
+        Twin(NativeDecoder(model, rounded, length), native.NativeKernels(), nan_pool(model, block_size, half)),
+        Twin(Decoder(model, rounded, plain, half, length), plain, nan_pool(model, block_size, half)),
+        Twin(Decoder(model, wide, exact, full, length), exact, nan_pool(model, block_size, full)),
     )
 
 
-def _steps(parts: list[list[int]], block_size: int, vocab: int) -> list[StepPlan]:
+def planned_steps(parts: list[list[int]], block_size: int, vocab: int) -> list[StepPlan]:
     """Plans in which sequence s computes parts[s][i] tokens in step i, over shuffled blocks; zero: not in that step."""
     random = np.random.default_rng(5)
     order = random.permutation(BLOCKS).astype(np.int32) + 1
@@ -110,7 +119,7 @@ def _steps(parts: list[list[int]], block_size: int, vocab: int) -> list[StepPlan
     return plans
 
 
-def _check(twins: tuple[_Twin, _Twin, _Twin], plans: list[StepPlan]) -> None:
+def _check(twins: tuple[Twin, Twin, Twin], plans: list[StepPlan]) -> None:
     """No further from float32 than torch's own bfloat16 is, with room for luck; never NaN."""
     ours, theirs, exact = twins
     for plan in plans:
@@ -145,7 +154,10 @@ PARTS = {
 def test_the_stack_equals_the_reference(tmp_path: Path, name: str, parts: str) -> None:
     """Families, groups 1 to 8, heads of 16 to 128, rows of weights that fill no panel; decode, chunks, mixtures."""
     block_size = (8, 16, 32)[(list(CONFIGS).index(name) + list(PARTS).index(parts)) % 3]
-    _check(_twins(tmp_path, CONFIGS[name], block_size), _steps(PARTS[parts], block_size, CONFIGS[name]["vocab_size"]))
+    _check(
+        _twins(tmp_path, CONFIGS[name], block_size),
+        planned_steps(PARTS[parts], block_size, CONFIGS[name]["vocab_size"]),
+    )
 
 
 @needs_native
@@ -157,7 +169,7 @@ def test_every_group_with_any_number_of_threads(tmp_path: Path, threads: int, gr
     torch.set_num_threads(threads)
     try:
         twins = _twins(tmp_path, tiny_config(num_attention_heads=group, num_key_value_heads=1), block_size)
-        _check(twins, _steps([[530, 1, 9], [3, 40, 1]], block_size, 97))
+        _check(twins, planned_steps([[530, 1, 9], [3, 40, 1]], block_size, 97))
     finally:
         torch.set_num_threads(before)
 
@@ -167,11 +179,11 @@ def test_steps_out_of_bounds_are_refused(tmp_path: Path) -> None:
     """Nothing is read or written outside the pool, the tables or the vocabulary."""
     ours, _, _ = _twins(tmp_path, tiny_config(), 8)
     for field, place, value in (("token_ids", 3, 97), ("slots", 0, 1 << 20), ("block_tables", (0, 0), 500)):
-        (plan,) = _steps([[9]], 8, 97)
+        (plan,) = planned_steps([[9]], 8, 97)
         getattr(plan, field)[place] = value
         with pytest.raises(RuntimeError, match="bounds"):
             ours.logits(plan)
-    (plan,) = _steps([[9]], 8, 97)
+    (plan,) = planned_steps([[9]], 8, 97)
     plan.positions[4] = 7
     with pytest.raises(RuntimeError, match="do not end its context"):
         ours.logits(plan)
@@ -197,7 +209,7 @@ def test_other_python_threads_run_meanwhile(tmp_path: Path) -> None:
     """The interpreter's lock is free while a step computes."""
     wide = tiny_config(hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
     ours, _, _ = _twins(tmp_path, wide, 16)
-    (plan,) = _steps([[1500]], 16, 97)
+    (plan,) = planned_steps([[1500]], 16, 97)
     done = threading.Event()
     worker = threading.Thread(target=lambda: (ours.logits(plan), done.set()))
     worker.start()

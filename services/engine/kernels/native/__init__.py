@@ -1,4 +1,4 @@
-"""The C++ extension: a whole step's layers as one operator, for bfloat16 on AVX-512.
+"""The C++ extension: a whole step's layers as one operator, for bfloat16 and int8 on AVX-512.
 
 ``load`` builds it on first use (``build``) and says once why it cannot be used; ``NativeKernels`` prepares a plan
 for it. The arithmetic has its plain twin in ``reference``; ``ops.cpp`` has the operators, ``layers.h`` the layers.

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "products.h"
+#include "products_bf16.h"
 
 namespace headrace {
 namespace {

@@ -32,7 +32,8 @@ _NEEDED = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 _UNITS: dict[str, tuple[str, ...]] = {
     "ops.cpp": (),
     "avx512.cpp": _AVX512,
-    "avx512_bf16.cpp": (*_AVX512, "-mavx512bf16"),
+    "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
+    "avx512_bf16.cpp": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
 }
 _BUILD_LIMIT_S = 600
 _NAME = "headrace_native.so"

@@ -1,5 +1,5 @@
 // The stack of layers, written once and compiled for each instruction set: the includer defines HEADRACE_ISA (the name
-// of its Isa), HEADRACE_NAME and HEADRACE_BF16 (see numbers.h).
+// of its Isa), HEADRACE_NAME, and what numbers.h asks for.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace headrace {
 namespace {
 
-constexpr int64_t kAlone = 16;  // rows that every thread normalises by itself rather than wait for the others
+constexpr int64_t kAlone = 16;  // rows that every thread prepares by itself rather than wait for the others
 
 void forward(const Model& model, const Step& step, const Scratch& scratch, std::atomic<int>* tickets, Barrier& barrier,
              int thread, int threads) {
@@ -19,20 +19,31 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
   const int64_t begin = tokens * thread / threads, end = tokens * (thread + 1) / threads;
   char* own = scratch.private_part + scratch.private_bytes * thread;
   bf16* normed = scratch.normed;
+  Codes codes = scratch.codes;
   const bool alone = tokens <= kAlone;
-  if (alone) normed += thread * kAlone * hs;
+  if (alone) normed += thread * kAlone * hs, codes = codes.from(thread * kAlone);
   auto share = [&](const Matrix& m, int64_t unit, auto&& run) {
     const int64_t units = m.panels / unit;
     run(units * thread / threads * unit, units * (thread + 1) / threads * unit);
   };
-  auto norm_rows = [&](const float* weight) {
-    for (int64_t t = alone ? 0 : begin; t < (alone ? tokens : end); ++t)
-      normalise(scratch.hidden + t * hs, weight, model.hidden, model.eps, normed + t * hs);
+  auto each_row = [&](auto&& make) {
+    for (int64_t t = alone ? 0 : begin; t < (alone ? tokens : end); ++t) make(t);
     if (!alone) barrier.wait();
   };
-  auto add_product = [&](const bf16* a, int64_t lda, const Matrix& m) {
+  auto norm_rows = [&](const float* weight) {
+    each_row([&](int64_t t) {
+      normalise(scratch.hidden + t * hs, weight, model.hidden, model.eps, normed + t * hs);
+      if (model.quantised) quantise(normed + t * hs, model.hidden, codes.from(t));
+    });
+    return Rows{normed, hs, codes};
+  };
+  auto rows_of = [&](const bf16* data, int64_t stride, int64_t k) {
+    if (model.quantised) each_row([&](int64_t t) { quantise(data + t * stride, k, codes.from(t)); });
+    return Rows{data, stride, codes};
+  };
+  auto add_product = [&](const Rows& a, const Matrix& m) {
     share(m, 1, [&](int64_t from, int64_t to) {
-      product<false>(a, lda, tokens, m, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
+      product<false>(a, tokens, m, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
         float* out = scratch.hidden + row * hs + panel * 16;
         _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), with_bias(m, panel, *sum)));
       });
@@ -44,9 +55,9 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
   for (size_t index = 0; index < model.layers.size(); ++index) {
     const Layer& layer = model.layers[index];
     bf16* pool = step.kv[index];
-    norm_rows(layer.input_norm);
+    const Rows before = norm_rows(layer.input_norm);
     share(layer.qkv, 1, [&](int64_t from, int64_t to) {
-      product<false>(normed, hs, tokens, layer.qkv, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
+      product<false>(before, tokens, layer.qkv, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
         _mm512_storeu_ps(scratch.qkv + row * scratch.qkv_stride + panel * 16, with_bias(layer.qkv, panel, *sum));
       });
     });
@@ -75,25 +86,29 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
         merge(model, step, scratch, step.merges[u]);
       barrier.wait();
     }
-    add_product(scratch.attended, width, layer.output);
-    norm_rows(layer.post_norm);
+    add_product(rows_of(scratch.attended, width, width), layer.output);
+    const Rows between = norm_rows(layer.post_norm);
     share(layer.gate_up, 2, [&](int64_t from, int64_t to) {
-      product<true>(normed, hs, tokens, layer.gate_up, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
+      product<true>(between, tokens, layer.gate_up, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
         store_bf16(scratch.gated + row * scratch.inner_stride + panel * 8, _mm512_mul_ps(silu(sum[0]), sum[1]));
       });
     });
     barrier.wait();
-    add_product(scratch.gated, scratch.inner_stride, layer.down);
+    add_product(rows_of(scratch.gated, scratch.inner_stride, model.inner), layer.down);
   }
 }
 
-void logits(const Model& model, const float* hidden, int64_t stride, const int64_t* rows, int64_t count, bf16* normed,
-            int64_t normed_stride, float* out, Barrier& barrier, int thread, int threads) {
-  for (int64_t r = count * thread / threads; r < count * (thread + 1) / threads; ++r)
-    normalise(hidden + rows[r] * stride, model.final_norm, model.hidden, model.eps, normed + r * normed_stride);
+void logits(const Model& model, const float* hidden, int64_t stride, const int64_t* rows, int64_t count,
+            const Scratch& scratch, float* out, Barrier& barrier, int thread, int threads) {
+  for (int64_t r = count * thread / threads; r < count * (thread + 1) / threads; ++r) {
+    bf16* normed = scratch.normed + r * scratch.hidden_stride;
+    normalise(hidden + rows[r] * stride, model.final_norm, model.hidden, model.eps, normed);
+    if (model.quantised) quantise(normed, model.hidden, scratch.codes.from(r));
+  }
   barrier.wait();
   const Matrix& m = model.head;
-  product<false>(normed, normed_stride, count, m, m.panels * thread / threads, m.panels * (thread + 1) / threads,
+  const Rows given{scratch.normed, scratch.hidden_stride, scratch.codes};
+  product<false>(given, count, m, m.panels * thread / threads, m.panels * (thread + 1) / threads,
                  [&](int64_t row, int64_t panel, Vec* sum) {
                    const int64_t left = m.n - panel * 16;
                    const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);

@@ -1,5 +1,5 @@
-// Sixteen numbers at a time: widening, rounding, dot products, exponentials. HEADRACE_BF16 (1: the processor
-// multiplies bfloat16; 0: it is widened to float32 first) comes from the file that is compiled.
+// Sixteen numbers at a time: widening, rounding, dot products, exponentials. The file that is compiled says HEADRACE_BF16
+// (1: the processor multiplies bfloat16; 0: it is widened to float32 first) and HEADRACE_VNNI (the same of bytes).
 #pragma once
 
 #include <immintrin.h>
@@ -49,6 +49,18 @@ inline Vec dot(Vec sum, __m512i a, __m512i b) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000));
   sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)), _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
   return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)), _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
+#endif
+}
+
+// sum += the products of four bytes, unsigned in a and signed in b, in each of sixteen places; exact either way.
+inline __m512i dot_bytes(__m512i sum, __m512i a, __m512i b) {
+#if HEADRACE_VNNI
+  return _mm512_dpbusd_epi32(sum, a, b);
+#else
+  const __m512i even = _mm512_madd_epi16(_mm512_and_si512(a, _mm512_set1_epi16(255)),
+                                         _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8));
+  const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(a, 8), _mm512_srai_epi16(b, 8));
+  return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
 #endif
 }
 

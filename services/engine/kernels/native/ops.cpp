@@ -28,18 +28,39 @@ namespace {
 
 std::atomic<const Isa*> chosen{nullptr};  // by a test; none: the best that there is
 
-const Isa* isa() {
-  if (const Isa* way = chosen.load()) return way;
+// What this processor can do, the least first.
+std::vector<const Isa*> ways() {
   TORCH_CHECK(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"),
               "the processor has no AVX-512");
-  return __builtin_cpu_supports("avx512bf16") ? &kAvx512Bf16 : &kAvx512;
+  std::vector<const Isa*> found{&kAvx512};
+  if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512Vnni);
+  if (found.size() == 2 && __builtin_cpu_supports("avx512bf16")) found.push_back(&kAvx512Bf16);
+  return found;
+}
+
+const Isa* isa() {
+  static const Isa* const best = ways().back();
+  const Isa* way = chosen.load();
+  return way ? way : best;
 }
 
 const int32_t* ints(const at::Tensor& t, const char* name, int64_t count) {
   TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous() && t.numel() == count, name, " must be ", count,
               " contiguous int32");
   return t.const_data_ptr<int32_t>();
+}
+
+// Bytes of `take_codes`: rows of up to k numbers, where weights are bytes.
+int64_t codes_bytes(const Model& model, int64_t rows, int64_t k) {
+  return model.quantised ? rows * (round_up(k, kGroup) + round_up(k, kGroup) / kGroup * 8) + 192 : 0;
+}
+
+Codes take_codes(const Model& model, Region& memory, int64_t rows, int64_t k) {
+  if (!model.quantised) return {};
+  const int64_t stride = round_up(k, kGroup), groups = stride / kGroup;
+  return {memory.take<int8_t>(rows * stride), memory.take<float>(rows * groups), memory.take<int32_t>(rows * groups), stride,
+          groups};
 }
 
 template <class Run>
@@ -87,15 +108,10 @@ at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& toke
   scratch.inner_stride = round_up(model.inner, 32);
   scratch.private_bytes = private_bytes(model.dim, std::max(kQueryRows, model.group()));
   const int64_t normed_rows = std::max<int64_t>(t, 16 * threads);
-  const int64_t bytes = normed_rows * scratch.hidden_stride * 2 + t * scratch.qkv_stride * 4 + 2 * t * width * 2 +
-                        t * scratch.inner_stride * 2 + partial_rows * (model.dim + 2) * 4 +
-                        threads * scratch.private_bytes + 8192;
-  if (bytes > self->scratch_bytes) {
-    self->scratch_memory.allocate(bytes);
-    self->scratch_bytes = bytes;
-  }
-  Region& memory = self->scratch_memory;
-  memory.rewind();
+  const int64_t longest = std::max({model.hidden, width, model.inner});  // input of a product
+  Region& memory = self->scratch(normed_rows * scratch.hidden_stride * 2 + t * scratch.qkv_stride * 4 +
+                                 2 * t * width * 2 + t * scratch.inner_stride * 2 + partial_rows * (model.dim + 2) * 4 +
+                                 threads * scratch.private_bytes + codes_bytes(model, normed_rows, longest) + 8192);
   scratch.private_part = memory.take<char>(threads * scratch.private_bytes);
   scratch.normed = memory.take<bf16>(normed_rows * scratch.hidden_stride);
   scratch.qkv = memory.take<float>(t * scratch.qkv_stride);
@@ -103,6 +119,7 @@ at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& toke
   scratch.attended = memory.take<bf16>(t * width);
   scratch.gated = memory.take<bf16>(t * scratch.inner_stride);
   scratch.partials = memory.take<float>(partial_rows * (model.dim + 2));
+  scratch.codes = take_codes(model, memory, normed_rows, longest);
   at::Tensor hidden = at::empty({t, scratch.hidden_stride}, at::kFloat);
   scratch.hidden = hidden.mutable_data_ptr<float>();
 
@@ -120,41 +137,51 @@ at::Tensor logits(const c10::intrusive_ptr<Stack>& self, const at::Tensor& hidde
                   hidden.stride(1) == 1,
               "hidden must be [T, hidden] float32");
   TORCH_CHECK(rows.scalar_type() == at::kLong && rows.is_contiguous(), "rows must be int64");
-  const int64_t count = rows.numel(), stride = round_up(model.hidden, 32);
+  const int64_t count = rows.numel();
   const int64_t* wanted = rows.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < count; ++r) TORCH_CHECK(wanted[r] >= 0 && wanted[r] < hidden.size(0), "a row out of bounds");
   at::Tensor out = at::empty({count, model.vocab}, at::kFloat);
   if (count == 0) return out;
-  at::Tensor normed = at::empty({count, stride}, at::kBFloat16);
+  Scratch scratch;
+  scratch.hidden_stride = round_up(model.hidden, 32);
+  Region& memory = self->scratch(count * scratch.hidden_stride * 2 + codes_bytes(model, count, model.hidden) + 64);
+  scratch.normed = memory.take<bf16>(count * scratch.hidden_stride);
+  scratch.codes = take_codes(model, memory, count, model.hidden);
   const Isa* way = isa();
   team([&](Barrier& barrier, int thread, int team_size) {
-    way->logits(model, hidden.const_data_ptr<float>(), hidden.stride(0), wanted, count,
-                reinterpret_cast<bf16*>(normed.mutable_data_ptr<at::BFloat16>()), stride, out.mutable_data_ptr<float>(),
-                barrier, thread, team_size);
+    way->logits(model, hidden.const_data_ptr<float>(), hidden.stride(0), wanted, count, scratch,
+                out.mutable_data_ptr<float>(), barrier, thread, team_size);
   });
   return out;
 }
 
 std::string instruction_set() { return isa()->name; }
 
+std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const Isa* way : ways()) names.push_back(way->name);
+  return names;
+}
+
 // For tests: compute as a lesser processor would; "" takes the choice back.
 void use_instruction_set(std::string name) {
   chosen.store(nullptr);
   if (name.empty()) return;
-  const Isa* best = isa();
-  TORCH_CHECK(name == kAvx512.name || name == best->name, "no ", name, " here");
-  chosen.store(name == kAvx512.name ? &kAvx512 : best);
+  for (const Isa* way : ways())
+    if (name == way->name) chosen.store(way);
+  TORCH_CHECK(chosen.load(), "no ", name, " here");
 }
 
 }  // namespace
 
 TORCH_LIBRARY(headrace, m) {
   m.class_<Stack>("Stack")
-      .def(torch::init<c10::List<int64_t>, double, at::Tensor, at::Tensor, bool>())
+      .def(torch::init<c10::List<int64_t>, double, at::Tensor, at::Tensor, bool, bool>())
       .def("add_layer", &Stack::add_layer)
       .def("add_ends", &Stack::add_ends)
       .def("weight_bytes", &Stack::weight_bytes);
   m.def("instruction_set() -> str", instruction_set);
+  m.def("instruction_sets() -> str[]", instruction_sets);
   m.def("use_instruction_set(str name) -> ()", use_instruction_set);
   m.def(
       "forward(__torch__.torch.classes.headrace.Stack stack, Tensor token_ids, Tensor positions, Tensor slots, Tensor "

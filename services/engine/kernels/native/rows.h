@@ -44,16 +44,22 @@ void rotate(float* x, const float* norm, float eps, int64_t dim, const float* co
   }
 }
 
+// One token's row of the embedding, or of the packed head that serves as one.
 void embed(const Model& model, int64_t token, float* out) {
-  const int64_t n = model.hidden;
+  const int64_t n = model.hidden, panel = token / 16, column = token % 16;
+  const Matrix& head = model.head;
   if (model.embedding) {
     for (int64_t i = 0; i < n; ++i) out[i] = wide(model.embedding[token * n + i]);
-    return;
-  }
-  const bf16* row = model.head.data + token / 16 * (n / 2) * 32 + token % 16 * 2;
-  for (int64_t i = 0; i < n; i += 2) {
-    out[i] = wide(row[i * 16]);
-    out[i + 1] = wide(row[i * 16 + 1]);
+  } else if (head.bytes) {
+    const uint8_t* bytes = head.bytes + panel * head.panel_bytes() + column * 4;
+    const bf16* scales = head.scales + panel * head.groups() * 16 + column;
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(bytes[i / 4 * 64 + i % 4] - 128) * wide(scales[i / kGroup * 16]);
+  } else {
+    const bf16* row = head.data + panel * (n / 2) * 32 + column * 2;
+    for (int64_t i = 0; i < n; i += 2) {
+      out[i] = wide(row[i * 16]);
+      out[i + 1] = wide(row[i * 16 + 1]);
+    }
   }
 }
 

@@ -1,8 +1,9 @@
 // What the stack of layers is made of, without torch: the ops fill it in, an instruction set computes it.
 //
 // T tokens of a step, S sequences, Hq query and Hkv key/value heads, D dimensions a head. Packed weights are
-// [N / 16][K / 2][16][2] bfloat16: sixteen outputs side by side, two neighbours of the sum together, because that is
-// what one dot-product instruction reads. Rows of scratch are padded to whole vectors, so only logits are masked.
+// [N / 16][K / 2][16][2] bfloat16 or [N / 16][K / 4][16][4] bytes: sixteen outputs side by side, neighbours of the sum
+// together, because that is what one dot-product instruction reads. A panel is sixteen outputs. Rows of scratch are
+// padded to whole vectors, so only logits are masked.
 #pragma once
 
 #include <atomic>
@@ -14,13 +15,40 @@ namespace headrace {
 
 using bf16 = uint16_t;
 
-// A packed [n, k] weight.
+// Inputs of a sum that share a scale where weights and activations are bytes: one output of one row has k / 64 scales.
+constexpr int64_t kGroup = 64;
+
+// A packed [n, k] weight: bfloat16, or bytes with a scale for each output and group of inputs.
 struct Matrix {
   const bf16* data = nullptr;
+  const uint8_t* bytes = nullptr;  // the value divided by its scale, plus 128; inputs padded to fours with 128
+  const bf16* scales = nullptr;    // [panels][groups][16]
   const float* bias = nullptr;  // [panels * 16], or none
   int64_t n = 0;                // outputs
   int64_t k = 0;                // inputs, even
-  int64_t panels = 0;           // of sixteen outputs, rounded up
+  int64_t panels = 0;           // rounded up
+
+  int64_t groups() const { return (k + kGroup - 1) / kGroup; }
+  int64_t panel_bytes() const { return (k + 3) / 4 * 64; }  // of `bytes`
+};
+
+// Rows of activations as bytes.
+struct Codes {
+  int8_t* data = nullptr;      // [rows, stride], from -127 to 127
+  float* scales = nullptr;     // [rows, group_stride]
+  int32_t* offsets = nullptr;  // [rows, group_stride]: -128 times the sum of a group; takes the weights' 128 back
+  int64_t stride = 0, group_stride = 0;
+
+  Codes from(int64_t row) const {
+    return {data + row * stride, scales + row * group_stride, offsets + row * group_stride, stride, group_stride};
+  }
+};
+
+// Rows that are multiplied with a weight, in the form that the weight asks for.
+struct Rows {
+  const bf16* data = nullptr;
+  int64_t stride = 0;
+  Codes codes;
 };
 
 struct Layer {
@@ -37,6 +65,7 @@ struct Model {
   const bf16* embedding = nullptr;  // [vocab, hidden]; none: the head's rows are the embedding
   const float* final_norm = nullptr;
   const float *cos = nullptr, *sin = nullptr;  // [length, D / 2], unsigned
+  bool quantised = false;                      // all weights but the embedding are bytes
 
   int64_t group() const { return heads / kv_heads; }
 };
@@ -69,6 +98,7 @@ struct Scratch {
   bf16* query = nullptr;    // [T, Hq * D]
   bf16* attended = nullptr; // [T, Hq * D]
   bf16* gated = nullptr;    // [T, inner_stride]
+  Codes codes;              // what the next product reads, where weights are bytes
   float* partials = nullptr; // [rows, D + 2]: sum, maximum, total
   char* private_part = nullptr;
   int64_t private_bytes = 0;  // a thread
@@ -103,10 +133,10 @@ class Barrier {
 struct Isa {
   const char* name;
   void (*forward)(const Model&, const Step&, const Scratch&, std::atomic<int>* tickets, Barrier&, int thread, int threads);
-  void (*logits)(const Model&, const float* hidden, int64_t stride, const int64_t* rows, int64_t count, bf16* normed,
-                 int64_t normed_stride, float* out, Barrier&, int thread, int threads);
+  void (*logits)(const Model&, const float* hidden, int64_t stride, const int64_t* rows, int64_t count,
+                 const Scratch&, float* out, Barrier&, int thread, int threads);
 };
 
-extern const Isa kAvx512, kAvx512Bf16;
+extern const Isa kAvx512, kAvx512Vnni, kAvx512Bf16;
 
 }  // namespace headrace

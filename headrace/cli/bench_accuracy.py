@@ -1,0 +1,101 @@
+"""`headrace bench accuracy`: whether int8 is near enough to bfloat16, on a text of this repository."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from headrace.bench import accuracy
+from headrace.cli import output, pipeline, up
+
+_TEXT = "ARCHITECTURE.md"
+
+
+def add_parser(kinds: Any) -> None:
+    """Adds the subcommand."""
+    defaults = accuracy.Limits()
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "accuracy",
+        help="what int8 costs in accuracy; fails beyond the limits",
+        description="Runs a text through the model in bfloat16 and in int8, in process, and reports the perplexity of "
+        "both, how often their greedy choices agree, and the largest drift of a logit.",
+        epilog=output.EXIT_CODES + "; 1 also: a figure is beyond its limit",
+    )
+    parser.add_argument("--text", type=Path, metavar="FILE", help=f"(default: {_TEXT} of this checkout)")
+    parser.add_argument("--tokens", type=output.positive, default=4096, metavar="N", help="of the text (%(default)s)")
+    parser.add_argument("--window", type=output.positive, default=512, metavar="N", help="of context (%(default)s)")
+    for flag, value, text in (
+        ("--max-perplexity-ratio", defaults.perplexity_ratio, "int8 to bfloat16"),
+        ("--min-agreement", defaults.agreement, "share of places with the same greedy choice"),
+        ("--max-drift", defaults.drift, "of any logit"),
+    ):
+        parser.add_argument(flag, type=float, default=value, metavar="LIMIT", help=f"{text} (%(default)s)")
+    up.add_engine_options(parser)
+    output.add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs it; raises CommandError."""
+    limits = accuracy.Limits(arguments.max_perplexity_ratio, arguments.min_agreement, arguments.max_drift)
+    variables = {**os.environ, **up.variables_of(arguments)}
+    path = arguments.text or pipeline.services_root() / _TEXT
+    up.ensure_model(variables.get("HEADRACE_MODEL"))
+    try:
+        with output.progress() as show:
+            show("loading both models", None)
+            config = accuracy.engine_config(variables)
+            ids = _token_ids(path, config.model_dir)[: arguments.tokens]
+            report = accuracy.measure(
+                config,
+                ids,
+                window=arguments.window,
+                limits=limits,
+                tick=lambda tokens: show("comparing", tokens / len(ids)),
+            )
+    except ImportError as error:
+        raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
+    except (ValueError, OSError) as error:
+        raise output.CommandError(str(error), output.BAD_USAGE) from error
+    output.stdout(json_target=arguments.json).print(table(report))
+    output.write_json(arguments.json, report)
+    return output.FAILED if report["failures"] else output.OK
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The report for people."""
+    name, limits = report["quantization"], report["limits"]
+    drawn = Table(
+        title=f"{name} against bfloat16, {report['places']} places", title_justify="left", box=None, pad_edge=False
+    )
+    drawn.add_column("")
+    drawn.add_column("", justify="right")
+    drawn.add_column("limit", justify="right")
+    drawn.add_column("")
+    for label, which in (("bfloat16", "none"), (name, name)):
+        megabytes = report["weight_bytes"][which] / 1e6
+        drawn.add_row(
+            f"perplexity, {label}", f"{report['perplexity'][which]:.3f}", "", f"{megabytes:.0f} MB of weights"
+        )
+    for key, label, sign in (
+        ("perplexity_ratio", "perplexity, ratio", "<="),
+        ("agreement", "greedy choices that agree", ">="),
+        ("drift", "largest drift of a logit", "<="),
+    ):
+        verdict = "beyond" if key in report["failures"] else "within"
+        drawn.add_row(label, f"{report[key]:.4f}", f"{sign} {limits[key]:g}", verdict)
+    drawn.add_row("mean drift", f"{report['mean_drift']:.4f}", "", "")
+    drawn.add_row("mean divergence (KL)", f"{report['divergence']:.5f}", "", "nats a token")
+    return drawn
+
+
+def _token_ids(path: Path, model_dir: Path) -> list[int]:
+    """The text as the model's tokenizer has it."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return list(tokenizer.encode(path.read_text(encoding="utf-8"), add_special_tokens=False).ids)
