@@ -16,6 +16,7 @@ from headrace.bench.statistics import Floats, percentile
 FEWEST = 20  # requests; of fewer nothing is left out
 BATCHES = 10
 MOST_WARM_UP = 0.5
+MARGIN = 0.05  # what differs by less is the same
 MOST_TREND = 0.2  # share that the latency may rise or fall over a run
 _ENDED = -4  # so many more requests of the usual kind than of another end the warm-up
 _TREND_TAU = 0.73  # of ten batches: chance gives this one time in four hundred
@@ -69,7 +70,7 @@ def _warm_up(values: Floats) -> int:
     As in a CUSUM chart: Page, Continuous inspection schemes, Biometrika 41, 1954.
     """
     later = values[len(values) // 2 :]
-    low, high = percentile(later, 0.01), percentile(later, 0.99)
+    low, high = percentile(later, 0.01) * (1 - MARGIN), percentile(later, 0.99) * (1 + MARGIN)
     outside = (values < low) | (values > high)
     balance = np.cumsum(np.where(outside, 1, -1)[: int(MOST_WARM_UP * len(values))])
     ended = np.flatnonzero(balance <= _ENDED)

@@ -18,6 +18,7 @@ from headrace.cli import (
     bench_gaps,
     bench_hops,
     bench_run,
+    bench_sweep,
     bench_versus,
     output,
     pipeline,
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
     bench_gaps.add_parser(kinds)
     bench_accuracy.add_parser(kinds)
     bench_run.add_parser(kinds)
+    bench_sweep.add_parser(kinds)
     bench_compare.add_parsers(kinds)
 
 

@@ -1,0 +1,47 @@
+"""Guarantees of `headrace bench sweep`: what it refuses, and what it says of a knee."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli import __main__ as command
+from headrace.cli import bench_sweep, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--knee"),
+        (["--knee", "speed"], "--knee"),
+        (["--vary", "max_num_seqs=8"], "SETTING=VALUE,VALUE"),
+        (["--vary", "max_num_seqs=8,8"], "SETTING=VALUE,VALUE"),
+        (["--vary", "colour=red,blue"], "colour"),
+        (["--vary", "block_size=8,16", "--target", "127.0.0.1:1"], "--target"),
+        (["--knee", "rate", "--prompt", "0"], "--prompt"),
+    ],
+)
+def test_bad_options_are_refused_by_name(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At once: nothing is started, and the code says bad usage."""
+    assert command.main(["bench", "sweep", *arguments]) == output.BAD_USAGE
+    assert named in capsys.readouterr().err
+
+
+def test_a_knee_is_told_with_its_interval_and_what_to_run_at() -> None:
+    """In words, and as a page; fewer than six repetitions are called a range."""
+    latency = {"count": 100, "p50": 0.1, "p95": 0.2}
+    figures = {"slo_share": 0.99, "output_tokens_per_s": 500.0, "requests_per_s": 8.0, "ttft": latency, "e2e": latency}
+    report = {
+        "over": "rate",
+        "slo_s": {"ttft": 0.5},
+        "knee": {"value": 10.0, "low": 9.0, "high": 11.0, "count": 3},
+        "recommended": 7.0,
+        "recommended_concurrency": 4.4,
+        "probes": [{"level": 10.0, "kept": True, "problems": [], "figures": figures}],
+    }
+    lines = bench_sweep.knee_lines(report)
+    assert lines[0] == "objectives: ttft 500 ms"
+    assert lines[1] == "knee: 10 requests/s, 9 to 11 (range of 3, six hold 95 %)"
+    assert lines[2] == "recommended, 70 % of it: 7 requests/s; concurrency 4"
+    page = bench_sweep.page(report, "open")
+    assert "Throughput against latency" in page
+    assert "knee: 10 requests/s" in page
