@@ -4,7 +4,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 GPU_PY ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing dashboards clean
+.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ bench: setup ## W1 in process, then through the four processes
 bench-peers: setup ## install other engines into a cache folder, and measure by turns with each (25 minutes; goes on where it was)
 	@$(PY) -m headrace.bench.peers.install
 	@$(PY) -m headrace.bench.peers
+
+bench-self: setup ## the workbench itself: its ceiling, and whether it sees a stall (2 minutes)
+	@$(PY) -m headrace.bench.self_check
 
 bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
 	@$(PY) -m headrace.bench.tracing
