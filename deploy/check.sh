@@ -43,7 +43,7 @@ stack() { # OVERLAY... -- COMMAND...: compose with these overlays
   shift
   $COMPOSE "${files[@]}" -f check/compose.yaml "$@"
 }
-everything=(scale secrets tls scale.tls)
+everything=(scale secrets tls scale.secrets scale.tls)
 container() { stack scale -- ps -q "$1"; }
 state() { docker inspect -f "{{.$2}}" "$1"; } # CONTAINER FIELD
 ask() { "$python" check/drive.py ask "$@" "$traces"; }

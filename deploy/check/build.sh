@@ -7,11 +7,11 @@ for number in $(seq 0 $((2 ** ${#overlays[@]} - 1))); do
   for i in "${!overlays[@]}"; do
     if (((number >> i) & 1)); then chosen+=("${overlays[i]}"); fi
   done
-  if [[ " ${chosen[*]} " = *" tls "* ]]; then
-    for other in "${chosen[@]}"; do
-      if [ -e "compose.$other.tls.yaml" ]; then chosen+=("$other.tls"); fi
+  for first in "${chosen[@]}"; do
+    for second in "${chosen[@]}"; do
+      if [ -e "compose.$first.$second.yaml" ]; then chosen+=("$first.$second"); fi
     done
-  fi
+  done
   GRAFANA_PASSWORD=chosen stack "${chosen[@]}" -- config -q || wrong "compose does not take: ${chosen[*]}"
 done
 echo "$((number + 1)) combinations are valid"

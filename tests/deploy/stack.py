@@ -86,8 +86,9 @@ def interpolated(value: Any) -> Any:
 
 def files(*overlays: str) -> list[str]:
     """The compose files of these overlays, with those that two of them need together."""
-    pairs = [f"compose.{other}.tls.yaml" for other in overlays if (DEPLOY / f"compose.{other}.tls.yaml").exists()]
-    return ["compose.yaml", *(f"compose.{name}.yaml" for name in overlays), *(pairs if "tls" in overlays else [])]
+    pairs = [f"{first}.{second}" for first in overlays for second in overlays]
+    together = [name for name in pairs if (DEPLOY / f"compose.{name}.yaml").exists()]
+    return ["compose.yaml", *(f"compose.{name}.yaml" for name in (*overlays, *together))]
 
 
 def composed(*overlays: str) -> dict[str, Any]:

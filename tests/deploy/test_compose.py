@@ -121,7 +121,7 @@ def test_alone_it_is_what_the_readme_says() -> None:
         assert services[process]["environment"]["HEADRACE_MODEL"] == DEFAULT_MODEL
 
 
-@pytest.mark.parametrize("overlays", [("scale",), ("scale", "tls")], ids="+".join)
+@pytest.mark.parametrize("overlays", [("scale",), ("scale", "secrets", "tls")], ids="+".join)
 def test_twins_are_alike(overlays: tuple[str, ...]) -> None:
     """The second engine and the second gateway are the first, but for where they are published."""
     services = composed(*overlays)
@@ -174,8 +174,8 @@ def test_secrets_are_in_files_alone() -> None:
     for file in DEPLOY.glob("compose*.yaml"):
         text = "\n".join(line for line in file.read_text().splitlines() if not line.lstrip().startswith("#"))
         assert not re.search(r"(?i)requirepass|redis://[^:/@\s]*:[^@\s]+@|password: *['\"]?\w", text), file
-    services = composed("secrets", "tls")
-    for name in ("stream", "gateway"):
+    services = composed("scale", "secrets", "tls")
+    for name in ("stream", "gateway", "gateway-2"):
         assert "HEADRACE_REDIS_URL" not in services[name]["environment"]
         assert services[name]["environment"]["HEADRACE_CONFIG"] == "/run/secrets/headrace.toml"
     keys = [f"{name}.{kind}" for name in ("public", "gateway") for kind in ("crt", "key")]
