@@ -18,21 +18,6 @@ from services.common import healthcheck
 from tests import certificates
 from tests.deploy.stack import ROOT
 
-NEW_CERTIFICATE = [
-    "openssl",
-    "req",
-    "-x509",
-    "-newkey",
-    "rsa:2048",
-    "-nodes",
-    "-days",
-    "2",
-    "-subj",
-    "/CN=x",
-    "-addext",
-    "subjectAltName=DNS:gateway.test",
-]
-
 
 @contextmanager
 def process(status: str, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
@@ -73,20 +58,12 @@ def test_nobody_there() -> None:
 
 def test_behind_tls(tmp_path: Path) -> None:
     """With the server's certificate and a name that it is for; any other certificate is not trusted."""
-    pairs = []
-    for owner in ("ours", "other"):
-        key, certificate = tmp_path / f"{owner}.key", tmp_path / f"{owner}.crt"
-        subprocess.run(
-            [*NEW_CERTIFICATE, "-keyout", str(key), "-out", str(certificate)],
-            check=True,
-            capture_output=True,
-        )
-        pairs.append((key, certificate))
-    (key, certificate), (_, other) = pairs
-    with process("SERVING", grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])) as address:
-        assert run(address, str(certificate), "gateway.test") == (0, "")
-        assert run(address, str(other), "gateway.test")[0] == 1
-        assert run(address, str(tmp_path / "none.crt"), "gateway.test")[0] == 1
+    ours, other = certificates.make(tmp_path / "ours"), certificates.make(tmp_path / "other")
+    key, chain = [(ours / f"public.{kind}").read_bytes() for kind in ("key", "crt")]
+    with process("SERVING", grpc.ssl_server_credentials([(key, chain)])) as address:
+        assert run(address, str(ours / "public.crt"), "gateway") == (0, "")
+        assert run(address, str(other / "public.crt"), "gateway")[0] == 1
+        assert run(address, str(tmp_path / "none.crt"), "gateway")[0] == 1
 
 
 def test_where_callers_need_certificates(tmp_path: Path) -> None:
