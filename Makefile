@@ -4,7 +4,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 GPU_PY ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self dashboards clean
+.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self bench-gateway dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -68,6 +68,10 @@ bench-self: setup ## the workbench itself: its ceiling, and whether it sees a st
 
 bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
 	@$(PY) -m headrace.bench.tracing
+
+bench-gateway: setup ## the front door: cost of limits, prefixes over two engines, tenants, attacks, losses (10 minutes)
+	@WINDOWS=20 .venv/bin/pytest -q tests/pipeline/test_quotas.py tests/pipeline/test_routing.py tests/pipeline/test_attacks.py tests/gateway/test_meter.py
+	@$(PY) -m tests.bench_gateway
 
 dashboards: setup ## rewrite the Grafana dashboards in deploy/observability
 	@$(PY) -m deploy.observability.dashboards

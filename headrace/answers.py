@@ -183,8 +183,10 @@ def _answer(rest: gateway_pb2.Final | gateway_pb2.GenerateResponse, choices: lis
 
 
 def error_of(failure: Any) -> errors.HeadraceError:
-    """The typed error of a failed call: a `grpc.RpcError` of either grpc API."""
+    """The typed error of a failed call that its caller has not cancelled: a `grpc.RpcError` of either grpc API."""
     code: grpc.StatusCode = failure.code() or grpc.StatusCode.UNKNOWN
+    if code is grpc.StatusCode.CANCELLED and by_transport(failure):  # the server went away with the call half open
+        return errors.Unavailable("the connection was lost before the call had a status")
     trailing: Iterable[tuple[str, Any]] = tuple(failure.trailing_metadata() or ())
     error = errors.from_call(code.value[0], failure.details() or "", trailing)
     if not error.request_id:

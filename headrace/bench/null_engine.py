@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepOutput
     from services.engine.request import Request
 
@@ -44,6 +46,7 @@ class NullEngine:
 
     dtype = "none"
     next_deadline_ns = None
+    gpus = ()
 
     def __init__(self, tokens_per_s: float) -> None:
         from services.engine import limits, outputs, request
@@ -94,6 +97,12 @@ class NullEngine:
         """Ends every request as cancelled."""
         for request_id in list(self._open):
             self.abort(request_id)
+
+    def on_lost(self, function: Callable[[str], None]) -> None:
+        """Has no other process that could be lost."""
+
+    def close(self) -> None:
+        """Holds nothing that would have to end."""
 
     def step(self) -> StepOutput:
         """Waits until it is time, then gives each request that has credits a token."""

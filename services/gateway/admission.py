@@ -57,7 +57,8 @@ class Admission:
     Args:
         max_open_requests: most places.
         max_queued_requests: most that wait, of each priority; 0: what finds no place is refused at once.
-        capacity: places that the engines make sense of just now; None: no other bound.
+        capacity: places that the engines make sense of just now; 0: no other bound.
+        sequences: that the engines run at once; what is inside beyond them waits there. 0: not known.
         now: monotonic nanoseconds.
     """
 
@@ -65,15 +66,21 @@ class Admission:
         self,
         max_open_requests: int,
         max_queued_requests: int = 0,
-        capacity: Callable[[], int | None] = lambda: None,
+        capacity: Callable[[], int] = lambda: 0,
+        sequences: Callable[[], int] = lambda: 0,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.limit, self._max_queued = max_open_requests, max_queued_requests
-        self._capacity, self._now = capacity, now
-        self.open_count = 0
+        self._capacity, self._sequences, self._now = capacity, sequences, now
+        self._open: Counter[tuple[str, int]] = Counter()  # requests inside, by tenant and priority
         self._waiting: list[_Waiter] = []  # in order of arrival
         self._fair: FairClock[str] = FairClock()
         self._service_s: float | None = None  # mean time that a request is inside
+
+    @property
+    def open_count(self) -> int:
+        """Requests inside."""
+        return self._open.total()
 
     @property
     def places(self) -> int:
@@ -97,9 +104,10 @@ class Admission:
             ResourceExhausted: there is no place, and no use in waiting.
             DeadlineExceeded: the deadline came first.
         """
-        before = self.open_count
+        before, wait_s = self.open_count, self._expected_wait_s(claim)
+        self._check_deadline(claim, wait_s)
         if before >= self.places or self._waiting:
-            await self._wait(claim)
+            await self._wait(claim, wait_s)
         else:
             self._enter(claim)
         began_ns = self._now()
@@ -109,27 +117,33 @@ class Admission:
             took_s = (self._now() - began_ns) / 1e9
             mean_s = took_s if self._service_s is None else self._service_s
             self._service_s = mean_s + MEMORY * (took_s - mean_s)
-            self.open_count -= 1
-            self._call()
+            self._exit(claim)
 
     def used(self, claim: Claim, tokens: int) -> None:
         """A request has ended: its tenant was given what it used, not what was expected."""
         self._fair.give(claim.tenant, tokens - claim.cost, claim.weight)
 
     def _enter(self, claim: Claim) -> None:
-        self.open_count += 1
+        self._open[claim.tenant, claim.priority] += 1
         self._fair.turn(claim.tenant)
         self._fair.give(claim.tenant, claim.cost, claim.weight)
 
-    async def _wait(self, claim: Claim) -> None:
-        wait_s = self._expected_wait_s(claim)
-        if claim.deadline_ns is not None and self._now() + int(wait_s * 1e9) >= claim.deadline_ns:
+    def _exit(self, claim: Claim) -> None:
+        self._open[claim.tenant, claim.priority] -= 1
+        if not self._open[claim.tenant, claim.priority]:
+            del self._open[claim.tenant, claim.priority]
+        self._call()
+
+    def _check_deadline(self, claim: Claim, wait_s: float) -> None:
+        if wait_s and claim.deadline_ns is not None and self._now() + int(wait_s * 1e9) >= claim.deadline_ns:
             left_s = max(0.0, (claim.deadline_ns - self._now()) / 1e9)
             raise ResourceExhausted(
                 f"{left_s:.2f} s are left until the deadline, and {wait_s:.2f} s of waiting are ahead of it",
                 reason=Reason.DEADLINE_UNREACHABLE,
                 retry_after_s=wait_s,
             )
+
+    async def _wait(self, claim: Claim, wait_s: float) -> None:
         if self.queued(claim.priority) >= self._max_queued:
             self._make_room(claim, wait_s)
         waiter = _Waiter(claim, self._now(), asyncio.get_running_loop().create_future())
@@ -151,8 +165,7 @@ class Admission:
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif waiter.called.done() and not waiter.called.cancelled() and waiter.called.exception() is None:
-            self.open_count -= 1
-            self._call()
+            self._exit(waiter.claim)
 
     def _make_room(self, claim: Claim, wait_s: float) -> None:
         """Gives up the last waiter of the tenant that holds most of a full queue, or refuses the newcomer."""
@@ -177,9 +190,27 @@ class Admission:
         )
 
     def _expected_wait_s(self, claim: Claim) -> float:
-        """From the mean time inside, and how many will be called before."""
-        ahead = sum(waiter.claim.priority <= claim.priority for waiter in self._waiting)
-        return (self._service_s or 0.0) * (ahead + 1) / self.places
+        """Until an engine can begin it: from the mean time inside, and how many must end before.
+
+        Those are who will be called before it, and its own tenant's that wait in the engines; who else waits there
+        may be passed.
+        """
+        inside, at_once = self.open_count, min(self.places, self._sequences() or self.places)
+        if inside < at_once and not self._waiting:
+            return 0.0
+        own = sum(self._open[claim.tenant, priority] for priority in range(claim.priority + 1))
+        endings = self._ahead(claim) + max(1, own + 1 - at_once)
+        return (self._service_s or 0.0) * endings / max(1, inside)
+
+    def _ahead(self, claim: Claim) -> int:
+        """How many that wait will be called before a newcomer."""
+        clocks: dict[str, float] = {}
+        turns = []
+        for waiting in (*(waiter.claim for waiter in self._waiting), claim):
+            clock = clocks.get(waiting.tenant, self._fair.at(waiting.tenant))
+            turns.append((waiting.priority, clock))
+            clocks[waiting.tenant] = clock + waiting.cost / waiting.weight
+        return sum(turn <= turns[-1] for turn in turns[:-1])
 
     def _call(self) -> None:
         """Lets in who is next, while there are places."""

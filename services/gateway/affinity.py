@@ -1,8 +1,10 @@
-"""Which engine has computed which prefix, as far as this gateway has sent it there. Knows no engine's real cache.
+"""Which engine has computed which prefix: what this gateway has sent there, corrected by what the engine found.
 
 Prompts are cut into blocks, and each block is named by itself and all before it, so two prompts have the same names as
 far as they begin alike. For each engine the names that were sent to it are kept, the least recently used forgotten
-first, as many as its cache holds blocks: what the engine itself would keep, nearly.
+first, as many as its cache holds blocks: what the engine itself would keep, nearly. Each answer says how many tokens of
+its prompt the engine had. If it had fewer than expected, it has given up what was used as long ago: that, and all that
+was used before, is forgotten here too.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class PrefixIndex:
 
     def __init__(self, block_size: int = 16) -> None:
         self._block_size = block_size
-        self._sent: dict[str, OrderedDict[int, None]] = {}
+        self._sent: dict[str, OrderedDict[int, int]] = {}  # by engine: when each name was last used, oldest first
+        self._uses = 0
 
     def names(self, salt: bytes, token_ids: Sequence[int]) -> list[int]:
         """Names of the full blocks of a prompt, in order; prompts under different salts share none."""
@@ -35,21 +38,35 @@ class PrefixIndex:
 
     def predict(self, engine: str, names: Sequence[int]) -> int:
         """Tokens of a prompt that an engine probably has."""
-        sent, count = self._sent.get(engine), 0
-        if sent is not None:
-            for name in names:
-                if name not in sent:
-                    break
-                count += 1
-        return count * self._block_size
+        return len(self._known(engine, names)) * self._block_size
 
-    def learn(self, engine: str, names: Sequence[int], capacity: int = 0) -> None:
-        """A prompt was sent to an engine whose cache holds `capacity` blocks."""
+    def _known(self, engine: str, names: Sequence[int]) -> list[int]:
+        """When each of the leading names that an engine probably has was last used."""
+        sent = self._sent.get(engine, OrderedDict())
+        uses: list[int] = []
+        for name in names:
+            used = sent.get(name)
+            if used is None:
+                break
+            uses.append(used)
+        return uses
+
+    def learn(self, engine: str, names: Sequence[int], capacity: int = 0) -> list[int]:
+        """A prompt was sent to an engine whose cache holds `capacity` blocks; what `correct` wants to know later."""
+        expected = self._known(engine, names)
         sent = self._sent.setdefault(engine, OrderedDict())
+        self._uses += 1
         for name in reversed(names):  # tails are forgotten before heads
-            sent[name] = None
+            sent[name] = self._uses
             sent.move_to_end(name)
         while len(sent) > (capacity or DEFAULT_CAPACITY):
+            sent.popitem(last=False)
+        return expected
+
+    def correct(self, engine: str, expected: Sequence[int], cached_tokens: int) -> None:
+        """A prompt has been answered, of which the engine had so many tokens; `expected` is what `learn` gave."""
+        missed, sent = expected[-(-cached_tokens // self._block_size) :], self._sent.get(engine)
+        while missed and sent and next(iter(sent.values())) <= max(missed):
             sent.popitem(last=False)
 
     def forget(self, engine: str) -> None:

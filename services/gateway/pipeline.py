@@ -46,7 +46,7 @@ class Flow:
         whole: the text is wanted in one delta at the end, and nothing holds the engine back.
         window: tokens that may be generated before credits come back.
         grants: credits come back as `send` returns; else the reader grants them itself.
-        opened: told the open delivery, before its first message.
+        opened: told the open delivery, before its first message; again if another takes its place.
     """
 
     send: Send
@@ -68,6 +68,7 @@ class Ticket:
         stream_id: names a resumable stream; nobody can guess it. "": not resumable.
         subject: what it is, for metrics and the access log.
         identity: whose it is.
+        usage: what it uses; None until it is known what that could be.
     """
 
     span: Span
@@ -77,6 +78,7 @@ class Ticket:
     stream_id: str = ""
     subject: Subject = field(default_factory=Subject)
     identity: Identity = ANONYMOUS
+    usage: Usage | None = None
 
     def timeout_s(self) -> float | None:
         """Seconds that the next hop may take."""
@@ -130,6 +132,7 @@ class Pipeline:
             max_tokens, reserved = openings.worst_case(generation, len(prompt), facts.context_length, limits)
             usage = Usage(ticket.request_id, ticket.identity.tenant, ticket.identity.key_id, facts.model)
             usage.method, usage.prompt_tokens = ticket.subject.method, len(prompt)
+            ticket.usage = usage
             opening = openings.opening(generation, ticket.identity, prompt, facts.default_sampling)
             opening.generation.request_id, opening.stream_id = ticket.request_id, ticket.stream_id
             opening.generation.cache_salt = self._salts.of(ticket.identity.tenant)
@@ -179,11 +182,11 @@ class Pipeline:
                     if lost.lost_address == chosen.address:
                         self._router.failed(chosen.engine)
                     tried.append(chosen.address)
-                    again = not usage.completion_tokens and flow.opened is None and self._router.can_serve(model, tried)
-                    if not again:
+                    if usage.completion_tokens or not self._router.can_serve(model, tried):
                         raise
                 else:
-                    self._router.succeeded(chosen.engine)
+                    found = None if sent.HasField("prompt_logprobs") else result[2].usage.cached_token_count
+                    self._router.succeeded(chosen, found)
                     return result
             await asyncio.sleep(random.uniform(0, RETRY_JITTER_S) * len(tried))  # noqa: S311 - not a secret
 
@@ -247,6 +250,7 @@ class Pipeline:
                     {names.OPEN_REQUESTS: open_requests, names.QUEUED_REQUESTS: queued, names.ADMIT_RESULT: result},
                     error="" if result == "admitted" else result,
                 )
+            stack.callback(lambda: self._admission.used(claim, ticket.usage.computed if ticket.usage else 0))
             yield facts
 
     async def _encode(

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -61,14 +61,26 @@ class Usage:
         """What is charged."""
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def computed(self) -> int:
+        """Tokens that engines computed for it."""
+        return max(0, self.prompt_tokens - self.cached_tokens) + self.completion_tokens
+
     def take(self, used: generation_pb2.Usage, endings: Sequence[generation_pb2.Ending]) -> None:
         """It ended well, and this is the engine's account."""
         self.prompt_tokens, self.cached_tokens = used.prompt_token_count, used.cached_token_count
         self.completion_tokens, self.outcome = used.completion_token_count, outcome_of(endings)
 
+    def as_dict(self) -> dict[str, str | int | float]:
+        """By field; `dataclasses.asdict` would copy each value deeply, for 50 us a request."""
+        return {name: getattr(self, name) for name in USAGE_FIELDS}
+
     def line(self) -> str:
         """As JSON."""
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return json.dumps(self.as_dict(), separators=(",", ":"))
+
+
+USAGE_FIELDS = tuple(one.name for one in fields(Usage))
 
 
 def outcome_of(endings: Sequence[generation_pb2.Ending]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
 from typing import Any
 
 from services.common.shared import connect, reached
@@ -207,4 +206,4 @@ def _keys(key_id: str) -> list[str]:
 
 
 def _lost(usage: Usage) -> str:
-    return json.dumps({**asdict(usage), "outcome": "lost"})
+    return json.dumps({**usage.as_dict(), "outcome": "lost"})

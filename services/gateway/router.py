@@ -52,10 +52,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An engine, and the tokens of the prompt that it probably has."""
+    """An engine, and what it probably has of the prompt: in tokens, and as `PrefixIndex.correct` wants it."""
 
     engine: Engine
     predicted_cached: int
+    expected: Sequence[int] = ()
 
     @property
     def address(self) -> str:
@@ -82,10 +83,10 @@ class Router:
         self.index = PrefixIndex()
         self._now, self._draw = now, draw
 
-    def sequence_count(self) -> int:
-        """Sequences that the serving engines can run together."""
-        engines = list(self.engines.values())
-        return sum(engine.facts.max_num_seqs for engine in engines if engine.serving and engine.facts)
+    def sequence_count(self, knee: int = 0) -> int:
+        """Sequences that the serving engines can run together, none of them more than `knee` (0: no such bound)."""
+        engines = [engine.facts for engine in self.engines.values() if engine.serving and engine.facts]
+        return sum(min(facts.max_num_seqs, knee or facts.max_num_seqs) for facts in engines)
 
     def models(self) -> dict[str, engine_pb2.GetEngineResponse]:
         """Facts of each model that is or was served, by name."""
@@ -143,18 +144,20 @@ class Router:
             rested,
             key=lambda e: (prompt_length - cached[e.address] + OPEN_REQUEST_TOKENS * e.open_count, e.sent_count),
         )
-        self.index.learn(engine.address, names, engine.facts.memory.kv_block_count if engine.facts else 0)
+        expected = self.index.learn(engine.address, names, engine.facts.memory.kv_block_count if engine.facts else 0)
         engine.open_count += 1
         engine.sent_count += 1
         try:
-            yield Chosen(engine, cached[engine.address])
+            yield Chosen(engine, cached[engine.address], expected)
         finally:
             engine.open_count -= 1
 
-    def succeeded(self, engine: Engine) -> None:
-        """It has answered."""
-        engine.failure_count = 0
-        engine.rests_until = 0.0
+    def succeeded(self, chosen: Chosen, cached_tokens: int | None) -> None:
+        """An engine has answered, and had so many tokens of the prompt; None: it was not to use what it had."""
+        chosen.engine.failure_count = 0
+        chosen.engine.rests_until = 0.0
+        if cached_tokens is not None:
+            self.index.correct(chosen.address, chosen.expected, cached_tokens)
 
     def failed(self, engine: Engine) -> None:
         """It was lost under a request: it rests, longer each time, and what it had computed may be gone."""

@@ -63,7 +63,8 @@ class GatewayProcess(Service):
         self._admission = Admission(
             limits.max_open_requests,
             limits.max_queued_requests,
-            lambda: math.ceil(limits.load_share * router.sequence_count()),
+            lambda: math.ceil(limits.load_share * router.sequence_count(limits.knee)),
+            router.sequence_count,
         )
         salts = Salts(settings.access)
         self._meter = make_meter(settings.quotas, url, telemetry_.metrics, log)

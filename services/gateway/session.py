@@ -22,14 +22,21 @@ class Reader:
     """
 
     def __init__(self, credit_count: int, answer_count: int, patience_s: float) -> None:
+        self._window = credit_count
         self._left = dict.fromkeys(range(answer_count), credit_count)
         self._patience_s = patience_s
         self._moved_at = time.monotonic()
-        self._delivery: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._delivery: Delivery | None = None
+        self._cancelled = False
 
     async def opened(self, delivery: Delivery) -> None:
-        """The delivery is open: from now on commands can be passed on."""
-        self._delivery.set_result(delivery)
+        """A delivery is open, with the first window, and nothing taken of it: it is told what came since."""
+        self._delivery = delivery
+        since = {index: left - self._window for index, left in self._left.items() if left > self._window}
+        for index, credit_count in since.items():
+            await delivery.grant(credit_count, index)
+        if self._cancelled:
+            await delivery.cancel()
 
     def took(self, delta: gateway_pb2.Delta) -> None:
         """A delta was handed to the reader."""
@@ -49,9 +56,12 @@ class Reader:
                     )
                 self._left[request.credits.index] += request.credits.credit_count
                 self._moved_at = time.monotonic()
-                await (await self._delivery).grant(request.credits.credit_count, request.credits.index)
+                if self._delivery is not None:
+                    await self._delivery.grant(request.credits.credit_count, request.credits.index)
             elif command == "cancel":
-                await (await self._delivery).cancel()
+                self._cancelled = True
+                if self._delivery is not None:
+                    await self._delivery.cancel()
             else:
                 raise errors.InvalidArgument(
                     f"command is {command or 'nothing'}; expected credits or cancel after the first", field="command"

@@ -33,8 +33,13 @@ class LimitSettings:
     max_queued_requests: int = setting(
         128, "requests of each priority that wait for a place; more are refused", minimum=0, maximum=100_000
     )
+    knee: int = setting(
+        0,
+        "requests that an engine keeps its objectives with, by `headrace bench sweep`; 0: all that it runs",
+        minimum=0,
+    )
     load_share: float = setting(
-        0.0, "places inside, as a share of the sequences that the engines run; 0: max_open_requests", minimum=0.0
+        0.0, "places inside, as a share of the engines' knees, such as 0.75; 0: max_open_requests", minimum=0.0
     )
     credit_window: int = setting(
         64, "tokens that may be generated beyond what the reader took", minimum=1, maximum=65_536

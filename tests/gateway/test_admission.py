@@ -27,9 +27,9 @@ class Clock:
 class Door:
     """An admission, and those that came: `order` has them as they were let in."""
 
-    def __init__(self, places: int, queue: int = 100) -> None:
+    def __init__(self, places: int, queue: int = 100, sequences: int = 0) -> None:
         self.clock = Clock()
-        self.admission = Admission(places, queue, now=self.clock)
+        self.admission = Admission(places, queue, sequences=lambda: sequences, now=self.clock)
         self.order: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -133,6 +133,53 @@ async def test_what_cannot_be_in_time_is_refused_at_once():
     assert not patient.done()
     await door.leave("second")
     await door.leave("patient")
+
+
+async def test_what_would_wait_in_the_engines_counts():
+    """Places are free, sequences are not: who cannot wait for one to end is refused, and who need not is not."""
+    door = Door(10, sequences=2)
+    await door.come("first")
+    door.clock.ns += 4 * SECOND
+    await door.leave("first")
+    for number in range(4):
+        await door.come(f"flood{number}", tenant="flood", deadline_ns=door.clock.ns + 60 * SECOND)
+    with pytest.raises(errors.ResourceExhausted, match=r"3\.00 s of waiting"):  # three must end, of four in 4 s
+        await (await door.come("hurried", tenant="flood", deadline_ns=door.clock.ns + 2 * SECOND))
+    quiet = await door.come("quiet", tenant="quiet", deadline_ns=door.clock.ns + 2 * SECOND)
+    assert not quiet.done()
+    await door.leave_all()
+    assert door.order[-1] == "quiet"
+
+
+async def test_a_flood_does_not_make_others_late():
+    """Who will be called next is not refused because many of another tenant came before."""
+    door = Door(1)
+    await door.come("first")
+    door.clock.ns += SECOND
+    await door.leave("first")
+    for number in range(20):
+        await door.come(f"flood{number}", tenant="flood", cost=100)
+    quiet = await door.come("quiet", tenant="quiet", cost=100, deadline_ns=door.clock.ns + 3 * SECOND)
+    assert not quiet.done()
+    with pytest.raises(errors.ResourceExhausted):
+        await (await door.come("late", tenant="flood", cost=100, deadline_ns=door.clock.ns + 3 * SECOND))
+    await door.leave_all()
+    assert door.order.index("quiet") <= 2
+
+
+async def test_a_tenant_is_charged_what_it_used():
+    """Not what its request was expected to cost: one that ended early comes again as if it had asked for less."""
+    door = Door(1)
+    await door.come("inside")
+    for number in range(3):
+        await door.come(f"a{number}", tenant="a", cost=1000)
+        await door.come(f"b{number}", tenant="b", cost=300)
+    for _ in range(6):
+        await door.leave(door.order[-1])
+        if door.order[-1].startswith("a"):
+            door.admission.used(Claim("a", cost=1000), 100)
+    assert door.order[1:] == ["a0", "b0", "a1", "a2", "b1", "b2"]
+    await door.leave_all()
 
 
 async def test_a_full_queue_gives_up_the_largest_share():

@@ -101,3 +101,12 @@ def test_token_ids_need_no_tokenizer():
     timings = stage_timings(watch, None, first, final, whole=False)
     assert timings.tokenize_ns == 0
     assert timings.transit_ns == 5 + 100
+
+
+def test_places_are_a_share_of_the_knees():
+    """Of each serving engine's measured knee, or of the sequences that it runs where those are fewer."""
+    made = router(True, True, False)
+    for engine, sequences in zip(made.engines.values(), (32, 8, 32), strict=True):
+        engine.facts.max_num_seqs = sequences
+    assert made.sequence_count() == 40
+    assert made.sequence_count(knee=20) == 28

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from contextlib import ExitStack
+from itertools import takewhile
 
 import pytest
 
 from headrace import errors
 from headrace.v1 import engine_pb2
 from services.gateway.affinity import PrefixIndex
-from services.gateway.router import Router
+from services.gateway.router import Chosen, Router
 
 
 class Now:
@@ -83,6 +85,56 @@ def test_what_an_engine_has_forgotten_is_forgotten():
     assert made.index.predict("e0", made.index.names(b"", prompt(0))) == 0
 
 
+class Cache:
+    """What an engine really keeps: the least recently used blocks go first, tails before heads."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity, self._blocks = capacity, OrderedDict[int, None]()
+
+    def cached_tokens(self, names: list[int]) -> int:
+        found = list(takewhile(self._blocks.__contains__, names))
+        for name in reversed(names):
+            self._blocks[name] = None
+            self._blocks.move_to_end(name)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
+        return 16 * len(found)
+
+    def flush(self) -> None:
+        self._blocks.clear()
+
+
+def test_answers_correct_what_is_believed():
+    """An engine that keeps a quarter of what it seems to, and is emptied now and then: wrong guesses fall by half."""
+
+    def wrong(*, corrected: bool) -> int:
+        made, cache, draw, sum_ = router(1, blocks=1000)[0], Cache(250), random.Random(5), 0
+        for turn in range(600):
+            names = made.index.names(b"", prompt(1000 * min(int(draw.expovariate(0.1)), 49)))
+            if turn % 150 == 149:
+                cache.flush()
+            with made.choose("m", names, 320) as chosen:
+                found = cache.cached_tokens(names)
+                sum_ += chosen.predicted_cached > found
+                made.succeeded(chosen, found if corrected else None)
+        return sum_
+
+    assert wrong(corrected=True) < wrong(corrected=False) / 2
+
+
+def test_what_was_used_later_stays_believed():
+    """A miss says something of what was used before it, and nothing of what was used since."""
+    made, _ = router(1)
+    for start in (0, 1000, 2000):
+        send(made, prompt(start))
+    names = made.index.names(b"", prompt(1000))
+    with made.choose("m", names, 320) as chosen:
+        made.succeeded(chosen, 160)
+    assert made.index.predict("e0", made.index.names(b"", prompt(0))) == 0
+    assert made.index.predict("e0", made.index.names(b"", prompt(2000))) == 320
+    assert made.index.predict("e0", names) == 320
+
+
 def test_hits_over_two_engines_are_those_of_one():
     """Conversations that grow, over shared beginnings: at least 90 % of the hits that one engine would have."""
 
@@ -111,7 +163,7 @@ def test_an_engine_that_fails_rests():
     assert bad.rests_until - now.s == 8.0
     made.engines["e1"].serving = False
     assert send(made, prompt(0))[0] == "e0"
-    made.succeeded(bad)
+    made.succeeded(Chosen(bad, 0), 0)
     assert bad.rests_until == 0
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import grpc
 import grpc.aio
 import pytest
 
 from headrace import errors
+from headrace.answers import error_of
 from services.common.calls import peer_error
 
 
@@ -44,3 +47,16 @@ def test_an_error_that_a_peer_passes_on_keeps_the_process_that_was_lost() -> Non
     trailing = grpc.aio.Metadata((errors.STATUS_DETAILS_KEY, status.SerializeToString()))
     passed_on = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailing)
     assert peer_error(passed_on, "stream process", "127.0.0.1:50051").lost_address == "127.0.0.1:50052"
+
+
+def test_a_cancel_that_nobody_asked_for_is_a_lost_connection() -> None:
+    """A server that is killed leaves calls CANCELLED, without a status of ours: another try can help."""
+
+    def failure(*trailing: tuple[str, bytes]) -> SimpleNamespace:
+        return SimpleNamespace(
+            code=lambda: grpc.StatusCode.CANCELLED, details=lambda: "CANCELLED", trailing_metadata=lambda: trailing
+        )
+
+    assert isinstance(error_of(failure()), errors.Unavailable)
+    status = errors.to_status(errors.Cancelled("by the reader")).SerializeToString()
+    assert isinstance(error_of(failure((errors.STATUS_DETAILS_KEY, status))), errors.Cancelled)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 from headrace import Client, errors
+from headrace.v1 import engine_pb2, engine_pb2_grpc, gateway_pb2_grpc
 from tests.pipeline.conftest import until
 from tests.pipeline.gateways import start_gateway, start_process
+from tests.pipeline.test_session import Session, opening
 
 
 @contextlib.contextmanager
@@ -102,6 +107,58 @@ def test_an_engine_dies_under_load(tiny_pipeline, random_model):
         client.close()
     assert set(outcomes) <= {"ok", "late"}
     assert outcomes.count("ok") > 30
+
+
+def test_a_session_moves_before_its_first_token(tiny_pipeline, random_model):
+    """Held by an engine that computes nothing and then dies: another goes on, with all credits that came meanwhile."""
+    with another_engine(random_model) as engine, start_gateway(tiny_pipeline, **both(tiny_pipeline, engine)) as gateway:
+        client = gateway.client()
+        until(lambda: all_serve(client), 10, "both engines serve")
+        with grpc.insecure_channel(engine.address) as channel:
+            engine_pb2_grpc.EngineServiceStub(channel).Pause(engine_pb2.EngineServicePauseRequest())
+        with grpc.insecure_channel(gateway.address) as channel:
+            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+            sessions = [Session(stub, opening(4, max_tokens=20, resumable=False)) for _ in range(4)]
+
+            def held() -> int:
+                states = {state.address: state.stats for state in client.get_stats().engines}
+                return states[engine.address].open_stream_count
+
+            until(lambda: held() >= 1, 10, "one waits on the engine that does nothing")
+            for session in sessions:
+                session.grant(16)
+            engine.supervisor.stop(at_once=True)
+            for session in sessions:
+                assert session.read().messages[-1].final.usage.completion_token_count == 20
+        client.close()
+
+
+def test_tenants_share_an_engine(tiny_pipeline, tmp_path):
+    """120 requests of one tenant wait in the engine, then comes one of another: it is among the first that start."""
+    entries = {tenant: hashlib.sha256(tenant.encode()).hexdigest() for tenant in ("flood", "quiet")}
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"keys": [{"sha256": digest, "tenant": name} for name, digest in entries.items()]}))
+    with (
+        start_gateway(tiny_pipeline, GATEWAY_KEYS_FILE=str(keys)) as gateway,
+        grpc.insecure_channel(tiny_pipeline.plan.addresses["engine"]) as channel,
+        ThreadPoolExecutor(121) as threads,
+    ):
+        engine = engine_pb2_grpc.EngineServiceStub(channel)
+        flood, quiet = (gateway.client(headers={"authorization": f"Bearer {name}"}) for name in entries)
+        engine.Pause(engine_pb2.EngineServicePauseRequest())
+        try:
+            running = [threads.submit(flood.generate, "x", max_tokens=200, ignore_eos=True) for _ in range(120)]
+            until(lambda: quiet.get_stats().engines[0].stats.waiting_count == 120, 30, "the flood waits")
+            late = threads.submit(quiet.generate, "x", max_tokens=1, ignore_eos=True)
+            until(lambda: quiet.get_stats().engines[0].stats.waiting_count == 121, 30, "the other waits")
+        finally:
+            engine.Resume(engine_pb2.EngineServiceResumeRequest())
+        late.result()
+        assert sum(one.done() for one in running) <= 32
+        for one in running:
+            one.result()
+        flood.close()
+        quiet.close()
 
 
 def test_a_gateway_dies_under_load(tiny_pipeline):
