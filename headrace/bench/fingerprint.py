@@ -88,6 +88,7 @@ def settings(configuration: Mapping[str, str]) -> dict[str, str]:
     """Settings that can change a figure: given ones and those of the environment, without places and secrets."""
     environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
     chosen = {**environment, **configuration}
+    chosen.pop("HEADRACE_MODEL", None)  # perhaps a path; the server says what it serves
     return {
         name: value for name, value in sorted(chosen.items()) if not any(word in name.split("_") for word in _SECRETS)
     }
