@@ -32,7 +32,10 @@ class DeviceSampler(Sampler):
         here = [row for row, request in enumerate(requests) if untouched(request)]
         rest = [row for row, request in enumerate(requests) if not untouched(request)]
         chosen = choose(_rows(logits, here), [requests[row] for row in here]) if here else None
-        results = dict(zip(rest, super().sample(logits[rest].cpu(), [requests[row] for row in rest]), strict=True))
+        results: dict[int, Sampled] = {}
+        if rest:
+            owners = [requests[row] for row in rest]
+            results.update(zip(rest, super().sample(_rows(logits, rest).cpu(), owners), strict=True))
         for row, token in zip(here, chosen.tolist() if chosen is not None else (), strict=True):  # the host waits here
             results[row] = Sampled(token, error=NOT_FINITE if token == _NO_TOKEN else None)
         return [results[row] for row in range(len(requests))]
