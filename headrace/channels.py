@@ -37,6 +37,9 @@ READER_OPTIONS: Options = (
     ("grpc.http2.lookahead_bytes", 1024),
 )
 
+# Without it all channels of a process to one address share a connection: 32 clients would be one.
+OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
+
 SERVER_OPTIONS: Options = (
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a share of the traffic

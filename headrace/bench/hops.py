@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from headrace import errors
+from headrace import channels, errors
 from headrace.bench.results import RunFailed
 from headrace.client import AsyncClient
 
@@ -25,7 +25,6 @@ FIRST_TOKEN_TIMEOUT_S = 30.0
 WARM_UP_S = 2.0
 _PROMPT = (1000, 2000, 3000, 4000)
 _MAX_TOKENS = 1_000_000  # more than any pass takes: no answer ends while it is measured
-_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,8 @@ async def measure(
     readers = _Readers()
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(AsyncClient(target, options=_OWN_CONNECTION)) for _ in range(streams)
+            await stack.enter_async_context(AsyncClient(target, options=channels.OWN_CONNECTION))
+            for _ in range(streams)
         ]
         tasks = [asyncio.create_task(readers.read(client, KINDS[kind], streams)) for client in clients]
         windows = asyncio.create_task(_windows(readers, pids, seconds, repeat))

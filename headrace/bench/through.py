@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 
-from headrace import errors
+from headrace import channels, errors
 from headrace.answers import FinishReason
 from headrace.bench.results import Run, RunFailed
 from headrace.bench.workloads import Item, Workload
 from headrace.client import AsyncClient
 
 Tick = Callable[[int], None]  # output tokens so far
-
-# Without it all channels of a process to one address share a connection: 32 clients would be one.
-_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
 class _Measured:
@@ -61,7 +58,7 @@ async def run(target: str, workload: Workload, concurrency: int, tick: Tick = la
     chains = iter(workload)
     async with AsyncExitStack() as stack:
         clients = [
-            await stack.enter_async_context(AsyncClient(target, options=_OWN_CONNECTION))
+            await stack.enter_async_context(AsyncClient(target, options=channels.OWN_CONNECTION))
             for _ in range(min(concurrency, len(workload)))
         ]
         await _connect(clients)

@@ -6,6 +6,7 @@ concluded from such a run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,9 @@ def check(
         fewest: requests that must have been measured.
     """
     ok = [record for record in measured if record.outcome == OK]
-    failed = sum(record.outcome not in (OK, CANCELLED) for record in measured)
+    failures = Counter(f"{r.outcome}: {r.error}" for r in measured if r.outcome not in (OK, CANCELLED))
+    failed = failures.total()
+    most = f", most often {failures.most_common(1)[0][0]}" if failures else ""
     send_lag_s = percentile([record.sent_s - record.intended_s for record in measured], 0.99)
     loop_lag_s = percentile([lag for use in uses for lag in use.lags_s], 0.99)
     cpu = max((use.cpu_s / use.wall_s for use in uses), default=0.0)
@@ -77,7 +80,7 @@ def check(
             loop_lag_s > limit_s
         ),
         f"too few samples: {len(measured)} requests measured, {fewest} are needed": len(measured) < fewest,
-        f"failures: {failed} of {len(measured)} requests": failed > MOST_FAILED * len(measured),
+        f"failures: {failed} of {len(measured)} requests{most}": failed > MOST_FAILED * len(measured),
         f"token counts: usage, messages and plan disagree in {miscounted} requests": miscounted > 0,
         f"residual: {unexplained:.1%} of the receipts leave more time unexplained than they may": (
             unexplained > MOST_UNEXPLAINED

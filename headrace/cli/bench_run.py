@@ -35,13 +35,19 @@ def add_parser(kinds: Any) -> None:
     )
     level = parser.add_mutually_exclusive_group(required=True)
     level.add_argument(
-        "--rate", type=float, nargs="+", metavar="R", help="open loop: requests a second; several: a ramp"
+        "--rate",
+        type=output.positive_number,
+        nargs="+",
+        metavar="R",
+        help="open loop: requests a second; several: a ramp",
     )
     level.add_argument("--concurrency", type=output.positive, nargs="+", metavar="N", help="closed loop: at a time")
     level.add_argument(
         "--replay", metavar="FILE", help="open loop: times and lengths of a log (JSONL, Azure, BurstGPT)"
     )
-    parser.add_argument("--speed", type=output.seconds, default=1.0, metavar="X", help="of the replay (%(default)s)")
+    parser.add_argument(
+        "--speed", type=output.positive_number, default=1.0, metavar="X", help="of the replay (%(default)s)"
+    )
     parser.add_argument("--duration", type=output.seconds, metavar="SECONDS", help="of each stage (30)")
     parser.add_argument(
         "--requests", type=output.positive, metavar="N", help="of each stage, in the place of a duration"
@@ -90,8 +96,6 @@ def spec_of(arguments: argparse.Namespace) -> LoadSpec:
     if arguments.replay:
         return bench_load.spec_of(arguments, "open", (Stage(0.0),), arguments.replay)
     levels = arguments.rate or arguments.concurrency
-    if any(not 0 < level < float("inf") for level in levels):
-        raise output.CommandError(f"--rate {levels}: expected positive numbers", output.BAD_USAGE)
     seconds = arguments.duration or (None if arguments.requests else bench_load.DEFAULT_SECONDS)
     stages = tuple(Stage(float(level), seconds, arguments.requests) for level in levels)
     return bench_load.spec_of(arguments, "open" if arguments.rate else "closed", stages)

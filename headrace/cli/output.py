@@ -49,13 +49,12 @@ def add_target_option(parser: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> float:
     """An argument that is a positive number of seconds. Raises ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of seconds")
-    return value
+    return _above_zero(text, "a positive number of seconds")
+
+
+def positive_number(text: str) -> float:
+    """An argument that is a positive number. Raises ArgumentTypeError."""
+    return _above_zero(text, "a positive number")
 
 
 def positive(text: str) -> int:
@@ -113,6 +112,16 @@ def progress() -> Iterator[Any]:
             bar.update(task, description=text, total=None if share is None else 1.0, completed=share or 0.0)
 
         yield show
+
+
+def _above_zero(text: str, expected: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+    return value
 
 
 def printable(text: str) -> str:

@@ -64,10 +64,12 @@ class LoadSpec:
     def __post_init__(self) -> None:
         arrivals.check(self.arrivals)
         _ = self._prompt, self._output, self._log
-        for name in ("cancel_share", "slow_share"):
-            _within(name, getattr(self, name), 0, 1)
-        _within("cancel_share + slow_share", self.cancel_share + self.slow_share, 0, 1)
-        _within("correlation", self.correlation, -1, 1)
+        _within("--cancel", self.cancel_share, 0, 1)
+        _within("--slow-readers", self.slow_share, 0, 1)
+        _within("--cancel and --slow-readers together", self.cancel_share + self.slow_share, 0, 1)
+        _within("--correlation", self.correlation, -1, 1)
+        if self.prefix_groups < 1:
+            raise BadLoad(f"--shared-prefix: {self.prefix_groups} groups: expected at least 1")
         unknown = set(self.priorities) - set(PRIORITIES)
         if unknown:
             raise BadLoad(f"--priorities: {', '.join(sorted(unknown))}: expected {', '.join(PRIORITIES)}")

@@ -21,8 +21,6 @@ from headrace.requests import Options, build_generation
 from headrace.v1 import gateway_pb2, gateway_pb2_grpc
 
 CONNECTIONS = 4  # of a client process
-# Without it all channels of a process to one address share a connection.
-_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 
 class RequestFailed(Exception):
@@ -81,7 +79,7 @@ class GrpcTarget:
         self._calls: list[Any] = []
 
     async def __aenter__(self) -> Self:
-        options = (*channels.READER_OPTIONS, *_OWN_CONNECTION)
+        options = (*channels.READER_OPTIONS, *channels.OWN_CONNECTION)
         self._channels = [grpc.aio.insecure_channel(self._address, options=options) for _ in range(CONNECTIONS)]
         for channel in self._channels:
             stub: Any = gateway_pb2_grpc.GatewayServiceStub(channel)

@@ -113,9 +113,10 @@ def test_a_log_that_cannot_be_read_is_refused_by_name(text: str, tmp_path: Path)
     [
         ({"arrivals": "gamma:0"}, "--arrivals"),
         ({"arrivals": "often"}, "--arrivals"),
-        ({"cancel_share": 1.5}, "cancel_share"),
-        ({"cancel_share": 0.6, "slow_share": 0.6}, "cancel_share"),
-        ({"correlation": 2.0}, "correlation"),
+        ({"cancel_share": 1.5}, "--cancel 1.5"),
+        ({"cancel_share": 0.6, "slow_share": 0.6}, "--cancel and --slow-readers together 1.2"),
+        ({"correlation": 2.0}, "--correlation 2.0"),
+        ({"prefix_groups": 0}, "--shared-prefix: 0 groups"),
         ({"priorities": {"urgent": 1.0}}, "urgent"),
         ({"prompt": "none"}, "--prompt"),
     ],

@@ -57,9 +57,8 @@ def test_late_sends_are_invalid() -> None:
 def test_what_does_not_add_up_is_invalid() -> None:
     """Failures, token counts, residuals, lost spans, too few requests, growth."""
     records = good()
-    assert "failures: 3 of 200" in problems(
-        [replace(r, outcome="Unavailable") if i < 3 else r for i, r in enumerate(records)]
-    )
+    failing = [replace(r, outcome="Unavailable", error="no engine") if i < 3 else r for i, r in enumerate(records)]
+    assert "failures: 3 of 200 requests, most often Unavailable: no engine" in problems(failing)
     assert "token counts" in problems([replace(records[0], output_tokens=7), *records[1:]])
     receipt = {"total_ns": 100_000_000, "residual_ns": 2_100_000}
     assert "residual: 100.0%" in problems([replace(record, receipt=receipt) for record in records])
