@@ -4,70 +4,132 @@
 #include <algorithm>
 #include <cmath>
 
-#include "products_bf16.h"
+#include "numbers.h"
+#include "pool.h"
 
 namespace headrace {
 namespace {
 
-// Sixteen rows of sixteen 32-bit values change places with their columns.
-inline __attribute__((always_inline)) void transpose(__m512i r[16]) {
-  __m512i t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+inline void fetch(const bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+// Scores of MR queries against kPlaces places, sixteen by sixteen. `keys` has a pointer for each sixteen, or two where a
+// block holds but eight; `stride` is between two pairs of dimensions. With FETCH, `next` likewise is brought into the cache.
+template <int MR, bool EIGHT, bool FETCH, class End>
+inline __attribute__((always_inline)) void score_tile(const bf16* q, int64_t dim, const bf16* const* keys, int64_t stride,
+                                                      const bf16* const* next, End&& end) {
+  constexpr int NT = kPlaces / 16;
+  Vec sum[MR][NT];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NT; ++j) sum[i][j] = _mm512_setzero_ps();
+  for (int64_t p = 0; p < dim / 2; ++p) {
+    __m512i k[NT];
+#pragma GCC unroll 4
+    for (int j = 0; j < NT; ++j) {
+      auto half = [&](int at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys[at] + p * stride)); };
+      if constexpr (EIGHT) {
+        k[j] = _mm512_inserti64x4(_mm512_castsi256_si512(half(2 * j)), half(2 * j + 1), 1);
+      } else {
+        k[j] = _mm512_loadu_si512(keys[j] + p * stride);
+      }
+      if constexpr (FETCH) fetch(next[EIGHT ? 2 * j + p % 2 : j] + p * stride);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+      int32_t two;
+      std::memcpy(&two, q + i * dim + p * 2, 4);
+      const __m512i x = _mm512_set1_epi32(two);
+#pragma GCC unroll 4
+      for (int j = 0; j < NT; ++j) sum[i][j] = dot(sum[i][j], x, k[j]);
+    }
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NT; ++j) end(i, j, sum[i][j]);
+}
+
+// Adds to NP times sixteen dimensions from d on of MR rows of sums the values of `count` places by their weights. `values`
+// has a pointer for each block of `block` places. With FETCH, `next` likewise is brought into the cache.
+template <int MR, int NP, bool FETCH>
+inline __attribute__((always_inline)) void value_tile(const bf16* weights, const bf16* const* values, int64_t dim,
+                                                      int64_t d, int64_t block, int64_t count, float* sums,
+                                                      const bf16* const* next) {
+  Vec sum[MR][NP];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NP; ++j) sum[i][j] = _mm512_loadu_ps(sums + i * dim + d + j * 16);
+  auto add = [&](const bf16* at, int64_t place, __m512i mask) __attribute__((always_inline)) {
+    __m512i v[NP];
+#pragma GCC unroll 4
+    for (int j = 0; j < NP; ++j) v[j] = _mm512_and_si512(_mm512_loadu_si512(at + j * 32), mask);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+      int32_t two;
+      std::memcpy(&two, weights + i * kPlaces + place, 4);
+      const __m512i x = _mm512_set1_epi32(two);
+#pragma GCC unroll 4
+      for (int j = 0; j < NP; ++j) sum[i][j] = dot(sum[i][j], x, v[j]);
+    }
+  };
+  const __m512i both = _mm512_set1_epi32(-1), first = _mm512_set1_epi32(0xffff);
+  for (int64_t from = 0, b = 0; from < count; from += block, ++b) {
+    const int64_t here = std::min(block, count - from);
+    for (int64_t place = 0; place + 2 <= here; place += 2) {
+      add(values[b] + place * dim + d * 2, from + place, both);
+      if constexpr (FETCH)
+#pragma GCC unroll 4
+        for (int j = 0; j < NP; ++j) fetch(next[b] + place * dim + d * 2 + j * 32);
+    }
+    if (here % 2)  // nothing was written beside the last place
+      add(values[b] + (here - 1) * dim + d * 2, from + here - 1, first);
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < NP; ++j) _mm512_storeu_ps(sums + i * dim + d + j * 16, sum[i][j]);
+}
+
+constexpr int kQueries = 6;  // rows of a tile: 24 sums, 4 keys or values, 1 query or weight in 32 registers
+
+// run(std::integral_constant<int, MR>, row) for all rows, in tiles of kQueries and a rest.
+template <int MR = kQueries, class Run>
+inline void in_tiles(int64_t row, int64_t rows, Run&& run) {
+  if constexpr (MR > 0) {
+    for (; row + MR <= rows; row += MR) run(std::integral_constant<int, MR>{}, row);
+    in_tiles<MR - 1>(row, rows, run);
   }
 }
 
-template <class End>
-inline void any_panels(int64_t panels, const bf16* a, int64_t lda, int64_t rows, const bf16* b, int64_t panel,
-                       int64_t pairs, End&& end) {
-  int64_t j = 0;
-  for (; j + 4 <= panels; j += 4)
-    column<4, false>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) {
-      for (int c = 0; c < 4; ++c) end(r, j + c, out[c]);
-    });
-  for (; j < panels; ++j)
-    column<1, false>(a, lda, rows, b + j * panel, panel, pairs, [&](int64_t r, Vec* out) { end(r, j, out[0]); });
+// Where the keys and values of some places of a context are: a pointer for each block, or each half of a large one.
+struct Places {
+  const bf16 *keys[kPlaces / 8], *values[kPlaces / 8];
+};
+
+// [rows, kPlaces] scores; those of places beyond the context are of other places, or of none.
+template <bool EIGHT>
+void scores_of(const bf16* query, int64_t rows, int64_t dim, const Places& at, const Places& next, int64_t stride, Vec scale,
+               float* scores) {
+  in_tiles(0, rows, [&](auto count, int64_t row) {
+    constexpr int MR = decltype(count)::value;
+    auto end = [&](int i, int j, Vec s) {
+      _mm512_storeu_ps(scores + (row + i) * kPlaces + j * 16, _mm512_mul_ps(s, scale));
+    };
+    if (row == 0) {
+      score_tile<MR, EIGHT, true>(query, dim, at.keys, stride, next.keys, end);
+    } else {
+      score_tile<MR, EIGHT, false>(query + row * dim, dim, at.keys, stride, next.keys, end);
+    }
+  });
 }
 
-// Puts the dimensions back in order after values were interleaved sixteen bytes at a time.
-inline void straighten(float* x, int64_t dim) {
-  const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
-  for (int64_t d = 0; d + 32 <= dim; d += 32) {
-    const Vec low = _mm512_loadu_ps(x + d), high = _mm512_loadu_ps(x + d + 16);
-    _mm512_storeu_ps(x + d, _mm512_permutex2var_ps(low, first, high));
-    _mm512_storeu_ps(x + d + 16, _mm512_permutex2var_ps(low, second, high));
-  }
-}
-
-// One unit, block by block of the context, keys and values read once for all query heads of the group; running maximum
+// One unit, part by part of the context, keys and values read once for all query heads of the group; running maximum
 // and total as in Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
 void attend(const Model& model, const Step& step, const Scratch& scratch, const bf16* pool, const Unit& unit, char* own) {
   const int64_t dim = model.dim, group = model.group(), rows = unit.count * group, width = model.heads * dim;
-  const int64_t token_stride = 2 * model.kv_heads * dim, first = step.query_starts[unit.sequence] + unit.q0;
+  const int64_t first = step.query_starts[unit.sequence] + unit.q0, block = step.block_size;
   const int32_t* table = step.tables + unit.sequence * step.table_width;
   auto take = [&](int64_t bytes) {
     char* at = own;
@@ -76,16 +138,12 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
   };
   float* scores = reinterpret_cast<float*>(take(rows * kPlaces * 4));
   float* sums = reinterpret_cast<float*>(take(rows * dim * 4));
-  bf16* keys = reinterpret_cast<bf16*>(take(kPlaces * dim * 2));    // [places / 16][D / 2][16][2]
-  bf16* values = reinterpret_cast<bf16*>(take(kPlaces * dim * 2));  // [D / 16][places / 2][16][2]
   bf16* query = reinterpret_cast<bf16*>(take(rows * dim * 2));
   bf16* weights = reinterpret_cast<bf16*>(take(rows * kPlaces * 2));
   float* peak = reinterpret_cast<float*>(take(rows * 4));
   float* total = reinterpret_cast<float*>(take(rows * 4));
   for (int64_t i = 0; i < unit.count; ++i)
     std::memcpy(query + i * group * dim, scratch.query + (first + i) * width + unit.head * group * dim, group * dim * 2);
-  bf16* zeros = reinterpret_cast<bf16*>(take(dim * 2));  // in the place of slots beyond the context
-  std::memset(zeros, 0, dim * 2);
   std::fill(peak, peak + rows, -1e30f);
   std::fill(total, total + rows, 0.f);
   std::memset(sums, 0, rows * dim * 4);
@@ -93,61 +151,28 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
   const Vec none = _mm512_set1_ps(-INFINITY);
   const int64_t last = step.positions[first + unit.count - 1] + 1;  // places that the last query sees
   const int64_t end = std::min<int64_t>(unit.kv1, last);
-  const bf16* places[2][kPlaces];  // of this block of the context and of the next
-  auto locate = [&](int64_t from, int64_t count, const bf16** at) {
-    int64_t block = from / step.block_size, offset = from % step.block_size;
-    for (int64_t p = 0; p < count; ++p) {
-      at[p] = pool + (table[block] * step.block_size + offset) * token_stride + unit.head * dim;
-      if (++offset == step.block_size) ++block, offset = 0;
+  const int64_t tile_blocks = std::max<int64_t>(1, 16 / block);  // whose keys make one tile
+  // Pointers beyond the context repeat the last block, whose places are then masked.
+  auto locate = [&](int64_t from, Places& at) {
+    const int64_t final_block = (end - 1) / block;
+    for (int64_t b = 0; b < kPlaces / block; ++b)
+      at.values[b] = values_of(model, pool, block, table[std::min(from / block + b, final_block)], unit.head);
+    for (int64_t t = 0; t < kPlaces / 16 * tile_blocks; ++t) {
+      const int64_t place = from + t * 16 / tile_blocks, b = std::min(place / block, final_block);
+      at.keys[t] = keys_of(model, pool, block, table[b], unit.head) + place % block / 16 * 32;
     }
-    for (int64_t p = count; p < round_up(count, 16); ++p) at[p] = zeros;
   };
+  Places at, next;  // of this part and of the one after it
+  locate(unit.kv0, next);
   for (int64_t from = unit.kv0; from < end; from += kPlaces) {
     const int64_t count = std::min(kPlaces, end - from), padded = round_up(count, 16);
-    const bf16** at = places[(from - unit.kv0) / kPlaces % 2];
-    if (from == unit.kv0) locate(from, count, at);
-    const int64_t coming = std::min(kPlaces, end - from - kPlaces);
-    if (coming > 0) {  // fetched while this block is computed: places of one head lie apart, which no hardware foresees
-      const bf16** then = places[((from - unit.kv0) / kPlaces + 1) % 2];
-      locate(from + kPlaces, coming, then);
-      for (int64_t p = 0; p < coming; ++p)
-        for (int64_t d = 0; d < dim; d += 32) {
-          _mm_prefetch(reinterpret_cast<const char*>(then[p] + d), _MM_HINT_T0);
-          _mm_prefetch(reinterpret_cast<const char*>(then[p] + model.kv_heads * dim + d), _MM_HINT_T0);
-        }
+    at = next;
+    if (from + kPlaces < end) locate(from + kPlaces, next);
+    if (block == 8) {
+      scores_of<true>(query, rows, dim, at, next, block * 2, scale, scores);
+    } else {
+      scores_of<false>(query, rows, dim, at, next, block * 2, scale, scores);
     }
-    for (int64_t p = 0; p < padded; p += 16)
-      for (int64_t d = 0; d < dim; d += 32) {
-        const int64_t pairs = std::min<int64_t>(16, (dim - d) / 2);
-        const __mmask16 mask = static_cast<__mmask16>(pairs == 16 ? 0xffff : (1u << pairs) - 1);
-        __m512i r[16];
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, at[p + i] + d);
-        transpose(r);
-        bf16* to = keys + (p / 16 * (dim / 2) + d / 2) * 32;
-#pragma GCC unroll 16
-        for (int i = 0; i < 16; ++i)
-          if (i < pairs) _mm512_store_si512(to + i * 32, r[i]);
-      }
-    const int64_t value_at = model.kv_heads * dim, value_pairs = padded / 2;
-    for (int64_t p = 0; p < padded; p += 2) {
-      const bf16 *one = p < count ? at[p] + value_at : zeros, *two = p + 1 < count ? at[p + 1] + value_at : zeros;
-      bf16* to = values + p / 2 * 32;
-      int64_t d = 0;
-      for (; d + 32 <= dim; d += 32) {  // leaves the dimensions in the order that `straighten` undoes
-        const __m512i a = _mm512_loadu_si512(one + d), b = _mm512_loadu_si512(two + d);
-        _mm512_store_si512(to + d / 16 * value_pairs * 32, _mm512_unpacklo_epi16(a, b));
-        _mm512_store_si512(to + (d / 16 + 1) * value_pairs * 32, _mm512_unpackhi_epi16(a, b));
-      }
-      if (d < dim) {
-        auto load = [&](const bf16* x) {
-          return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + d)));
-        };
-        _mm512_store_si512(to + d / 16 * value_pairs * 32, _mm512_or_si512(load(one), _mm512_slli_epi32(load(two), 16)));
-      }
-    }
-    any_panels(padded / 16, query, dim, rows, keys, dim / 2 * 32, dim / 2,
-               [&](int64_t r, int64_t j, Vec s) { _mm512_storeu_ps(scores + r * kPlaces + j * 16, _mm512_mul_ps(s, scale)); });
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t visible = std::min<int64_t>(count, step.positions[first + r / group] + 1 - from);
       float* s = scores + r * kPlaces;
@@ -176,13 +201,21 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
       }
       total[r] += _mm512_reduce_add_ps(sum);
     }
-    any_panels(dim / 16, weights, kPlaces, rows, values, value_pairs * 32, value_pairs, [&](int64_t r, int64_t j, Vec v) {
-      float* o = sums + r * dim + j * 16;
-      _mm512_storeu_ps(o, _mm512_add_ps(_mm512_loadu_ps(o), v));
+    in_tiles(0, rows, [&](auto tile, int64_t row) {
+      constexpr int MR = decltype(tile)::value;
+      int64_t d = 0;
+      const bf16* w = weights + row * kPlaces;
+      for (; d + 64 <= dim; d += 64) {
+        if (row == 0) {
+          value_tile<MR, 4, true>(w, at.values, dim, d, block, count, sums + row * dim, next.values);
+        } else {
+          value_tile<MR, 4, false>(w, at.values, dim, d, block, count, sums + row * dim, next.values);
+        }
+      }
+      for (; d < dim; d += 16) value_tile<MR, 1, false>(w, at.values, dim, d, block, count, sums + row * dim, next.values);
     });
   }
   for (int64_t r = 0; r < rows; ++r) {
-    straighten(sums + r * dim, dim);
     if (unit.partial >= 0) {
       float* out = scratch.partials + (unit.partial + r) * (dim + 2);
       std::memcpy(out, sums + r * dim, dim * 4);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "pool.h"
 #include "products.h"
 #include "rows.h"
 
@@ -67,13 +68,14 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
       const int64_t t = item / all, head = item % all;
       float* x = scratch.qkv + t * scratch.qkv_stride + head * dim;
       const float *cos = model.cos + step.positions[t] * (dim / 2), *sin = model.sin + step.positions[t] * (dim / 2);
-      bf16* slot = pool + step.slots[t] * 2 * model.kv_heads * dim + (head - model.heads) * dim;
       if (head < model.heads) {
         rotate(x, layer.q_norm, model.eps, dim, cos, sin, scratch.query + t * width + head * dim);
       } else if (head < model.heads + model.kv_heads) {
-        rotate(x, layer.k_norm, model.eps, dim, cos, sin, slot);
+        bf16* key = reinterpret_cast<bf16*>(own);
+        rotate(x, layer.k_norm, model.eps, dim, cos, sin, key);
+        write_key(model, pool, step.block_size, step.slots[t], head - model.heads, key);
       } else {
-        for (int64_t d = 0; d < dim; d += 16) store_bf16(slot + d, _mm512_loadu_ps(x + d));
+        write_value(model, pool, step.block_size, step.slots[t], head - model.heads - model.kv_heads, x);
       }
     }
     barrier.wait();

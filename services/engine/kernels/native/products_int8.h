@@ -10,7 +10,8 @@
 namespace headrace {
 namespace {
 
-// n numbers of one row, group by group, the last one filled up with zeros: the largest of a group becomes 127. A group with a NaN has a NaN for its scale.
+// n numbers of one row, group by group, the last one filled up with zeros: the largest of a group becomes 127. The scale of
+// a group with a NaN is one too.
 void quantise(const bf16* x, int64_t n, const Codes& out) {
   for (int64_t g = 0; g * kGroup < n; ++g) {
     const int64_t from = g * kGroup, count = std::min(kGroup, n - from);

@@ -53,7 +53,8 @@ void embed(const Model& model, int64_t token, float* out) {
   } else if (head.bytes) {
     const uint8_t* bytes = head.bytes + panel * head.panel_bytes() + column * 4;
     const bf16* scales = head.scales + panel * head.groups() * 16 + column;
-    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(bytes[i / 4 * 64 + i % 4] - 128) * wide(scales[i / kGroup * 16]);
+    for (int64_t i = 0; i < n; ++i)
+      out[i] = static_cast<float>(bytes[i / 4 * 64 + i % 4] - 128) * wide(scales[i / kGroup * 16]);
   } else {
     const bf16* row = head.data + panel * (n / 2) * 32 + column * 2;
     for (int64_t i = 0; i < n; i += 2) {

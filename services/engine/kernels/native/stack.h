@@ -85,7 +85,7 @@ struct Step {
   int64_t tokens = 0, sequences = 0, block_size = 0, table_width = 0;
   const int32_t *token_ids = nullptr, *positions = nullptr, *slots = nullptr;
   const int32_t *query_starts = nullptr, *context_lens = nullptr, *tables = nullptr;
-  std::vector<bf16*> kv;  // a pool a layer, [N, B, 2, Hkv, D]
+  std::vector<bf16*> kv;  // a pool a layer, N blocks as in pool.h
   std::vector<Unit> units;
   std::vector<Merge> merges;
 };
@@ -106,13 +106,13 @@ struct Scratch {
 };
 
 constexpr int64_t kQueryRows = 96;  // rows (queries times group) that share one reading of the context
-constexpr int64_t kPlaces = 64;     // of the context that are unpacked at a time
+constexpr int64_t kPlaces = 64;     // of the context that are scored at a time
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Bytes that one thread needs for attention.
 inline int64_t private_bytes(int64_t dim, int64_t rows) {
-  int64_t count = rows * dim * 2 + kPlaces * dim * 4 + rows * kPlaces * 6 + rows * dim * 4 + rows * 8 + dim * 2;
+  const int64_t count = rows * (dim * 6 + kPlaces * 6 + 8);
   return round_up(count + 1024, 4096);
 }
 
