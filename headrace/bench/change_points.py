@@ -1,7 +1,7 @@
 """Where a series of figures changes its level: the archive's memory of what nobody noticed at the time.
 
-Pettitt's test, by ranks, so that one odd run is no change. It looks at the runs since the last change as they came, one
-more each time, so a change that was taken back later is found too.
+Pettitt's test says whether, by ranks, so that one odd run is no change; least absolute deviations say where. It looks
+at the runs since the last change as they came, one more each time, so a change that was taken back later is found too.
 Pettitt, A non-parametric approach to the change-point problem, Applied Statistics 28, 1979.
 """
 
@@ -45,4 +45,11 @@ def _change(values: Floats) -> int | None:
     # How often a value before a place is above one from it on, less how often it is below.
     above = np.array([abs(signs[:place, place:].sum()) for place in range(FEWEST, count - FEWEST + 1)])
     chance = 2 * math.exp(-6 * float(above.max()) ** 2 / (count**3 + count**2))
-    return FEWEST + int(np.argmax(above)) if chance <= SIGNIFICANCE else None
+    return (
+        None if chance > SIGNIFICANCE else min(range(FEWEST, count - FEWEST + 1), key=lambda p: _deviation(values, p))
+    )
+
+
+def _deviation(values: Floats, place: int) -> float:
+    """How far values are from the medians of the two sides of a place."""
+    return float(sum(np.nansum(np.abs(side - np.nanmedian(side))) for side in (values[:place], values[place:])))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench import archive, records, validity
+from headrace.bench import archive, records, steady, validity
 from headrace.cli import __main__ as command
 from headrace.cli import output
 from tests.headrace.scripted_gateway import TRACE_ID, ScriptedGateway, serving
@@ -32,6 +32,7 @@ async def test_a_run_is_printed_written_and_kept(
     """Verdict first; the same figures in every form; the archive gives the run back."""
     monkeypatch.setattr(validity, "LEAST_LIMIT_S", 60.0)  # the machine may be as busy as it likes
     monkeypatch.setattr(validity, "MOST_CPU", 60.0)
+    monkeypatch.setattr(steady, "find", lambda *_: steady.Steadiness(0, 0.0))
     files = {name: str(tmp_path / name) for name in ("csv", "records", "html", "json", "archive")}
     options = [part for name, path in files.items() for part in (f"--{name}", path)]
     code, _ = await bench(*LOAD, "--requests", "150", "--min-requests", "50", *options, "--expect", "no change")

@@ -22,7 +22,7 @@ FINGERPRINT = {
     "workload": {"digest": ""},
     "configuration": {},
 }
-REQUESTS = 60
+REQUESTS = 40
 
 
 def run(number: int, seed: int, slowdown: float, draw: np.random.Generator, **fingerprint: Any) -> dict[str, Any]:

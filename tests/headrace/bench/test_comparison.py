@@ -154,7 +154,7 @@ def test_the_exit_code_of_the_gate_is_the_verdict(
 
 def test_history_marks_the_first_run_after_a_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Twelve runs, then twelve that take half as long again: one change, where it is."""
-    made = runs.pairs(1, 12, 1.0)[0] + runs.pairs(2, 12, 1.5)[1]
+    made = runs.pairs(3, 12, 1.0)[0] + runs.pairs(2, 12, 1.5)[1]
     for number, report in enumerate(made):
         report["started_at"], report["id"] = f"2026-01-{number + 1:02}T00:00:00+00:00", f"run-{number:02}"
     keep(tmp_path, made, "x")
