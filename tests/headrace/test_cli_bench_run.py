@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,22 @@ async def test_a_run_is_printed_written_and_kept(
     assert "default-src 'none'" in page
     for title in ("Latency, cumulative", "Latency over time", "Throughput over time", "Time to first token by stage"):
         assert title in page
+    browser = shutil.which("chromium")
+    if browser:
+        drawn, said = await asyncio.to_thread(opened, browser, tmp_path / "html", tmp_path / "profile")
+        assert "CONSOLE" not in said
+        assert drawn.count("<svg") == 4
+        assert drawn.count("<polyline") == 4
+        assert drawn.count("<rect") > 7
+
+
+def opened(browser: str, page: Path, profile: Path) -> tuple[str, str]:
+    """What a browser without network makes of a page, and what it says."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--proxy-server=127.0.0.1:9"]
+    address = page.rename(page.with_suffix(".html")).as_uri()
+    command = [browser, *options, f"--user-data-dir={profile}", "--dump-dom", address]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return ended.stdout, ended.stderr
 
 
 async def test_an_invalid_run_concludes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
