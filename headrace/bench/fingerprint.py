@@ -22,21 +22,9 @@ PARTS = ("hardware", "versions", "model", "workload", "configuration")
 PACKAGES = ("grpcio", "protobuf", "numpy", "torch", "tokenizers", "safetensors")
 TIMEOUT_S = 10.0
 _PREFIX = "HEADRACE_"
-_SECRETS = (
-    "KEY",
-    "TOKEN",
-    "SALT",
-    "URL",
-    "PASSWORD",
-    "PATH",
-    "FILE",
-    "CACHE",
-    "CONFIG",
-    "ADDRESS",
-    "HOST",
-    "PORT",
-    "ENDPOINT",
-)
+# Words of settings that are secrets or places.
+_KEPT_OUT = {"KEY", "TOKEN", "PASSWORD", "URL", "PATH", "FILE", "ADDRESS", "ADDRESSES", "HOST", "PORT", "ENDPOINT"}
+_PLACES = ("HEADRACE_CACHE", "HEADRACE_MODEL")  # of the model the server says what it is
 
 
 def make(spec: LoadSpec, address: str, api_key: str | None, configuration: Mapping[str, str]) -> dict[str, Any]:
@@ -85,12 +73,19 @@ def versions() -> dict[str, str]:
 
 
 def settings(configuration: Mapping[str, str]) -> dict[str, str]:
-    """Settings that can change a figure: given ones and those of the environment, without places and secrets."""
+    """Settings that can change a figure, without places and secrets: given ones and those of the environment.
+
+    Of the file that HEADRACE_CONFIG names there is a digest.
+    """
     environment = {name: value for name, value in os.environ.items() if name.startswith(_PREFIX)}
     chosen = {**environment, **configuration}
-    chosen.pop("HEADRACE_MODEL", None)  # perhaps a path; the server says what it serves
+    file = chosen.get("HEADRACE_CONFIG")
+    if file:
+        chosen["HEADRACE_CONFIG"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     return {
-        name: value for name, value in sorted(chosen.items()) if not any(word in name.split("_") for word in _SECRETS)
+        name: value
+        for name, value in sorted(chosen.items())
+        if name not in _PLACES and not _KEPT_OUT & set(name.split("_"))
     }
 
 

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from headrace.bench import fingerprint
 
 
-def test_settings_are_those_that_can_change_a_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of environment and options, the options first; no secret, no place."""
-    monkeypatch.setenv("HEADRACE_ENGINE_BLOCK_SIZE", "8")
-    monkeypatch.setenv("HEADRACE_ENGINE_MAX_NUM_SEQS", "16")
-    for name in (
-        "GATEWAY_ADMIN_TOKEN",
-        "REDIS_URL",
-        "GATEWAY_CACHE_SALT_KEY",
-        "GATEWAY_PORT",
-        "CACHE",
-        "GATEWAY_KEYS_FILE",
-    ):
+def test_settings_are_those_that_can_change_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of environment and options, the options first; of the configuration file a digest; no secret, no place."""
+    for name in [name for name in os.environ if name.startswith("HEADRACE_")]:
+        monkeypatch.delenv(name)
+    kept_out = ("GATEWAY_ADMIN_TOKEN", "REDIS_URL", "GATEWAY_CACHE_SALT_KEY", "GATEWAY_PORT", "CACHE", "MODEL")
+    for name in (*kept_out, "GATEWAY_KEYS_FILE", "GATEWAY_ENGINE_ADDRESSES"):
         monkeypatch.setenv(f"HEADRACE_{name}", "secret")
-    found = fingerprint.settings({"HEADRACE_ENGINE_MAX_NUM_SEQS": "32"})
-    assert found["HEADRACE_ENGINE_BLOCK_SIZE"] == "8"
-    assert found["HEADRACE_ENGINE_MAX_NUM_SEQS"] == "32"
-    assert "secret" not in found.values()
+    file = tmp_path / "config.toml"
+    file.write_text("[engine]\nkv_blocks = 64\n")
+    monkeypatch.setenv("HEADRACE_CONFIG", str(file))
+    monkeypatch.setenv("HEADRACE_ENGINE_PREFIX_CACHE", "false")
+    monkeypatch.setenv("HEADRACE_ENGINE_MAX_NUM_SEQS", "16")
+    first = fingerprint.settings({"HEADRACE_ENGINE_MAX_NUM_SEQS": "32"})
+    digest = first.pop("HEADRACE_CONFIG")
+    assert first == {"HEADRACE_ENGINE_MAX_NUM_SEQS": "32", "HEADRACE_ENGINE_PREFIX_CACHE": "false"}
+    file.write_text("[engine]\nkv_blocks = 65\n")
+    assert fingerprint.settings({})["HEADRACE_CONFIG"] != digest
 
 
 def test_this_machine_and_these_versions_are_the_same_twice() -> None:
