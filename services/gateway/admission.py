@@ -22,7 +22,7 @@ from services.gateway.identity import ANONYMOUS_TENANT
 
 RETRY_AFTER_S = 1.0
 PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer goes first
-MEMORY = 0.1  # share of the newest request in the mean service time
+MEMORY = 0.1  # share of the newest request in mean times
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Admission:
         self._waiting: list[_Waiter] = []  # in order of arrival
         self._fair: FairClock[str] = FairClock()
         self._service_s: float | None = None  # mean time that a request is inside
+        self._queued_s = 0.0  # mean time that a request waited in its engine
 
     @property
     def open_count(self) -> int:
@@ -119,9 +120,17 @@ class Admission:
             self._service_s = mean_s + MEMORY * (took_s - mean_s)
             self._exit(claim)
 
-    def used(self, claim: Claim, tokens: int) -> None:
-        """A request has ended: its tenant was given what it used, not what was expected."""
+    def used(self, claim: Claim, tokens: int, queued_s: float | None = None) -> None:
+        """A request has ended: its tenant was given what it used, not what was expected.
+
+        Args:
+            claim: of the request.
+            tokens: that were computed for it.
+            queued_s: seconds that it waited in its engine; None where that is not known.
+        """
         self._fair.give(claim.tenant, tokens - claim.cost, claim.weight)
+        if queued_s is not None:
+            self._queued_s += MEMORY * (queued_s - self._queued_s)
 
     def _enter(self, claim: Claim) -> None:
         self._open[claim.tenant, claim.priority] += 1
@@ -192,15 +201,16 @@ class Admission:
     def _expected_wait_s(self, claim: Claim) -> float:
         """Until an engine can begin it: from the mean time inside, and how many must end before.
 
-        Those are who will be called before it, and its own tenant's that wait in the engines; who else waits there
-        may be passed.
+        For a place, those are who will be called before it. In the engines they are its own tenant's beyond the
+        sequences that run there, since who else waits there may be passed; but no more than was waited there of late,
+        since who is inside may be paused and in nobody's way.
         """
-        inside, at_once = self.open_count, min(self.places, self._sequences() or self.places)
-        if inside < at_once and not self._waiting:
-            return 0.0
+        inside, sequences = self.open_count, self._sequences()
+        for_a_place = self._ahead(claim) + 1 if inside >= self.places or self._waiting else 0
         own = sum(self._open[claim.tenant, priority] for priority in range(claim.priority + 1))
-        endings = self._ahead(claim) + max(1, own + 1 - at_once)
-        return (self._service_s or 0.0) * endings / max(1, inside)
+        for_an_engine = max(0, own + 1 - sequences) if sequences else 0
+        each_s = (self._service_s or 0.0) / max(1, inside)
+        return for_a_place * each_s + min(for_an_engine * each_s, self._queued_s)
 
     def _ahead(self, claim: Claim) -> int:
         """How many that wait will be called before a newcomer."""
