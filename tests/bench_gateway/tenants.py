@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.bench_gateway.stage import keys, stage
 from tests.pipeline.gateways import start_gateway
 
 FLOOD_CLIENTS = 96
-QUIET_REQUESTS = 16  # of a phase
+QUIET_REQUESTS = 12  # of a phase
 ROUNDS = 2
 PROMPT_TOKENS = 256
 FLOOD_PROMPT_TOKENS = 32
@@ -42,6 +43,7 @@ def main() -> dict[str, Any]:
                 start_gateway(pipeline, GATEWAY_KEYS_FILE=str(path), **settings) as gateway,
             ):
                 report[name] = asyncio.run(_measure(gateway.address))
+            sys.stderr.write(f"{name}: {report[name]}\n")
     report["passed"] = any(one["p95 ratio"] <= MOST_RATIO for one in report.values())
     return report
 
