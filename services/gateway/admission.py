@@ -21,7 +21,7 @@ from services.common.fairness import FairClock
 from services.gateway.identity import ANONYMOUS_TENANT
 
 RETRY_AFTER_S = 1.0
-PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer goes first
+PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer is overdue
 MEMORY = 0.1  # share of the newest request in mean times
 
 
@@ -75,6 +75,7 @@ class Admission:
         self._open: Counter[tuple[str, int]] = Counter()  # requests inside, by tenant and priority
         self._waiting: list[_Waiter] = []  # in order of arrival
         self._fair: FairClock[str] = FairClock()
+        self._overdue_had_last_place = False
         self._service_s: float | None = None  # mean time that a request is inside
         self._queued_s = 0.0  # mean time that a request waited in its engine
 
@@ -225,15 +226,22 @@ class Admission:
     def _call(self) -> None:
         """Lets in who is next, while there are places."""
         while self._waiting and self.open_count < self.places:
-            now_ns = self._now()
-            waiter = min(self._waiting, key=lambda waiter: self._order(waiter, now_ns))
+            waiter = self._next()
             self._waiting.remove(waiter)
             if not waiter.called.done():
                 self._enter(waiter.claim)
                 waiter.called.set_result(None)
 
-    def _order(self, waiter: _Waiter, now_ns: int) -> tuple[int, float]:
-        waited_s = (now_ns - waiter.arrived_ns) / 1e9
-        if waited_s > PATIENCE_S.get(waiter.claim.priority, float("inf")):
-            return 0, waiter.arrived_ns
-        return waiter.claim.priority, self._fair.at(waiter.claim.tenant)
+    def _next(self) -> _Waiter:
+        """Whose turn it is. Of the overdue the first that came, but while others wait too, they take turns with it."""
+        now_ns = self._now()
+        overdue = [waiter for waiter in self._waiting if _overdue(waiter, now_ns)]
+        others = [waiter for waiter in self._waiting if not _overdue(waiter, now_ns)]
+        self._overdue_had_last_place = bool(overdue) and not (others and self._overdue_had_last_place)
+        if self._overdue_had_last_place:
+            return overdue[0]
+        return min(others, key=lambda waiter: (waiter.claim.priority, self._fair.at(waiter.claim.tenant)))
+
+
+def _overdue(waiter: _Waiter, now_ns: int) -> bool:
+    return (now_ns - waiter.arrived_ns) / 1e9 > PATIENCE_S.get(waiter.claim.priority, float("inf"))

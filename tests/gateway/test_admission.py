@@ -118,6 +118,19 @@ async def test_priorities_and_the_end_of_patience():
     await door.leave_all()
 
 
+async def test_a_flood_that_is_overdue_leaves_every_second_place():
+    """A tenant that has waited too long behind itself does not keep another waiting for all of it."""
+    door = Door(1)
+    await door.come("inside")
+    for number in range(20):
+        await door.come(f"flood{number}", tenant="flood")
+    door.clock.ns += 11 * SECOND
+    for number in range(3):
+        await door.come(f"quiet{number}", tenant="quiet")
+    await door.leave_all()
+    assert door.order[1:7] == ["flood0", "quiet0", "flood1", "quiet1", "flood2", "quiet2"]
+
+
 async def test_what_cannot_be_in_time_is_refused_at_once():
     """From measured times: refused with the numbers, and with when there will be room."""
     door = Door(1)
