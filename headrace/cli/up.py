@@ -31,6 +31,7 @@ _ENGINE_FLAGS = {
     "--quantization": ("HEADRACE_ENGINE_QUANTIZATION", "int8: weights and activations as bytes; none"),
     "--kv-blocks": ("HEADRACE_ENGINE_KV_BLOCKS", "blocks of the KV pool (default: from free memory)"),
     "--block-size": ("HEADRACE_ENGINE_BLOCK_SIZE", "tokens in a KV block: 8, 16, 32"),
+    "--tensor-parallel": ("HEADRACE_ENGINE_TENSOR_PARALLEL", "GPUs, a process each, that share the model"),
     "--max-num-seqs": ("HEADRACE_ENGINE_MAX_NUM_SEQS", "most sequences in one step"),
     "--max-num-batched-tokens": ("HEADRACE_ENGINE_MAX_NUM_BATCHED_TOKENS", "most tokens in one step"),
     "--max-model-len": ("HEADRACE_ENGINE_MAX_MODEL_LEN", "context in tokens (default: the model's own)"),

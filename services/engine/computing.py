@@ -14,7 +14,7 @@ from services.engine.model.native import NativeDecoder
 from services.engine.model.shard import Shard
 from services.engine.model.weights import WeightReader
 from services.engine.placement import Placement
-from services.engine.ranks import LeadDecoder, LeadKernels, Ranks, RankSetup, join, store_path
+from services.engine.ranks import LeadDecoder, LeadKernels, Ranks, join
 from services.engine.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -94,12 +94,14 @@ def make_part(
 def _lead(
     config: EngineConfig, model: ModelConfig, placement: Placement, length: int
 ) -> tuple[LeadDecoder, LeadKernels]:
-    count, store = config.tensor_parallel, store_path()
-    Shard(0, count).check(model)
-    ranks = Ranks([RankSetup(config, length, rank, store) for rank in range(1, count)])
+    shard = Shard(0, config.tensor_parallel)
+    shard.check(model)
+    ranks = Ranks(config, length)
     try:
-        join(0, count, store, placement.device)
-        decoder, kernels = make_part(config, model, placement, length, Shard(0, count))
+        ranks.wait()
+        join(0, shard.count, ranks.store, placement.device)
+        decoder, kernels = make_part(config, model, placement, length, shard)
+        ranks.wait()
     except BaseException:
         ranks.close()
         raise

@@ -16,7 +16,7 @@ PATIENCE = 3
 """Steps in a row of which nothing could be computed before the fault counts as the engine's own."""
 
 
-class EngineFault(Exception):
+class EngineFault(RuntimeError):
     """Nothing can be computed any more, whatever the request: the engine ends at once."""
 
 

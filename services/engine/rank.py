@@ -17,7 +17,7 @@ from services.engine.computing import make_part
 from services.engine.model.config import load_config
 from services.engine.model.shard import Shard
 from services.engine.placement import Placement
-from services.engine.ranks import Forward, Logits, RankSetup, join
+from services.engine.ranks import READY, Forward, Logits, RankSetup, join
 from services.engine.runner import allocate_kv, tensors_of
 
 _LOOK_EVERY_S = 1.0
@@ -30,8 +30,10 @@ def serve(setup: RankSetup, pipe: Connection) -> None:
         torch.set_num_threads(config.threads)
     model, shard = load_config(config.model_dir), Shard(setup.rank, config.tensor_parallel)
     placement = Placement.choose(config, model, setup.rank)
+    pipe.send(READY)
     join(setup.rank, config.tensor_parallel, setup.store, placement.device)
     decoder, kernels = make_part(config, model, placement, setup.length, shard)
+    pipe.send(READY)
     kv: list[torch.Tensor] = []
     hidden = torch.empty(0)
     while True:

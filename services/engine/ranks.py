@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from services.engine.model.decoder import Decoder
 from services.engine.plan import StepPlan
 
 ROOT = Path(__file__).parents[2]  # the folder that holds the package `services`
+READY = "ready"  # what a rank says before it joins the others, and again with its weights read
 _START_S = 600  # to read the weights
 _NOTICE_S = 5.0  # within which a death is known after a collective has failed
 
@@ -90,17 +92,19 @@ def join(rank: int, count: int, store: Path, device: torch.device) -> None:
 class Ranks:
     """The processes of ranks 1 and up."""
 
-    def __init__(self, setups: list[RankSetup]) -> None:
-        """Start a process for each set-up, which it gets first."""
+    def __init__(self, config: EngineConfig, length: int) -> None:
+        """Start a process for each, which reads its part of the weights; ``length`` is the longest sequence."""
+        folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
+        self.store = folder / "store"
         self._closing = threading.Event()
         self._lost = threading.Event()
         self._text = ""
         self._on_lost: Callable[[str], None] = lambda _text: None
         self._pipes: list[Connection] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        for setup in setups:
-            self._start(setup)
-        self._finalizer = weakref.finalize(self, _end, self._processes, self._pipes)
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._pipes, folder)
+        for rank in range(1, config.tensor_parallel):
+            self._start(RankSetup(config, length, rank, self.store))
         for rank, process in enumerate(self._processes, 1):
             threading.Thread(target=_watch, args=(weakref.ref(self), rank, process), daemon=True).start()
 
@@ -117,6 +121,18 @@ class Ranks:
             raise self.lost() from error
         if self._lost.is_set():
             raise self.lost()
+
+    def wait(self) -> None:
+        """Wait until every rank has come to its next ``READY``.
+
+        Raises:
+            RankLost: one has ended instead.
+        """
+        try:
+            for pipe in self._pipes:
+                pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self.lost() from error
 
     def lost(self, cause: BaseException | None = None) -> RankLost:
         """The error to raise after something failed that needs all ranks; waits a little for the death to be known."""
@@ -152,7 +168,8 @@ class Ranks:
         pipe = Connection(ours.detach())
         self._processes.append(process)
         self._pipes.append(pipe)
-        pipe.send(setup)
+        with contextlib.suppress(OSError):  # it has ended already: `wait` says so
+            pipe.send(setup)
 
     def _note(self, rank: int, status: int) -> None:
         if self._closing.is_set():
@@ -212,11 +229,6 @@ class LeadKernels:
         return _LedBatch(plan, self._kernels.prepare(plan, dtype))
 
 
-def store_path() -> Path:
-    """A new file by which the ranks find each other."""
-    return Path(tempfile.mkdtemp(prefix="headrace-ranks-")) / "store"
-
-
 def _watch(ranks: weakref.ref[Ranks], rank: int, process: subprocess.Popen[bytes]) -> None:
     status = process.wait()
     alive = ranks()
@@ -224,11 +236,12 @@ def _watch(ranks: weakref.ref[Ranks], rank: int, process: subprocess.Popen[bytes
         alive._note(rank, status)  # noqa: SLF001 - its own thread
 
 
-def _end(processes: list[subprocess.Popen[bytes]], pipes: list[Connection]) -> None:
-    """Close the pipes, at which ranks end; kill those that do not."""
+def _end(processes: list[subprocess.Popen[bytes]], pipes: list[Connection], folder: Path) -> None:
+    """Close the pipes, at which ranks end; kill those that do not; remove the store."""
     for pipe in pipes:
         pipe.close()
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_NOTICE_S)
         process.kill()
+    shutil.rmtree(folder, ignore_errors=True)

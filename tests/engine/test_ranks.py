@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from services.engine import ranks
 from services.engine.engine import Engine
 from services.engine.ranks import RankLost
 from tests.engine.factories import finish_all, make_engine, make_request, tiny_config, write_model
@@ -96,6 +97,13 @@ def test_a_rank_that_dies_ends_the_engine(tmp_path: Path) -> None:
         assert told == ["rank 1 of the engine ended by SIGKILL"]
 
 
+def test_a_rank_that_cannot_start_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends before it joins the others: the engine's start fails at once, saying which."""
+    monkeypatch.setattr(ranks.sys, "executable", "/bin/false")
+    with pytest.raises(RankLost, match=r"^rank 1 of the engine ended with exit code 1$"):
+        make_engine(write_model(tmp_path, tiny_config()), tensor_parallel=2)
+
+
 @pytest.mark.parametrize("victim", ["another rank", "the first rank"])
 def test_the_process_ends_with_its_ranks(tmp_path: Path, victim: str) -> None:
     """Idle or not: a lost rank is an error in the log and exit code 1; of a lost engine no rank is left."""
@@ -108,6 +116,7 @@ def test_the_process_ends_with_its_ranks(tmp_path: Path, victim: str) -> None:
         "HEADRACE_ENGINE_TENSOR_PARALLEL": "2",
         "HEADRACE_ENGINE_KV_BLOCKS": "64",
         "HEADRACE_ENGINE_THREADS": "1",
+        "TMPDIR": str(tmp_path),
     }
     with log.open("w") as file:
         process = subprocess.Popen([sys.executable, "-m", "services.engine"], env=environment, stdout=file, stderr=file)

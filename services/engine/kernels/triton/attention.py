@@ -104,7 +104,7 @@ def _tile(dim: int, dtype: torch.dtype) -> int:
     return max(16, min(64, places))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # it follows the longest context: no variant of its own for a 1
 def _attend(
     q,
     kv,
