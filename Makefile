@@ -4,7 +4,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 GPU_PY ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-.PHONY: help setup run up test parity soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self bench-gateway dashboards clean
+.PHONY: help setup run up test parity asan soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self bench-gateway dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,6 +29,12 @@ test: setup ## every test that CI runs
 
 parity: setup ## every family x grouping x block size x chunk against transformers (CI runs a third)
 	@PARITY=full .venv/bin/pytest tests/engine/model/test_parity.py
+
+# Python and torch are not built with sanitizers: theirs is loaded before all, and what they leak is not looked at.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
+asan: setup ## the extension's tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@HEADRACE_NATIVE_FLAGS="$(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 .venv/bin/pytest -p no:cacheprovider tests/engine/kernels
 
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak

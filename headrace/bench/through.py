@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from headrace import channels, errors
 from headrace.answers import FinishReason
@@ -14,13 +15,14 @@ from headrace.bench.workloads import Item, Workload
 from headrace.client import AsyncClient
 
 Tick = Callable[[int], None]  # output tokens so far
+TextOf = Callable[[Sequence[int]], str]
 
 
 class _Measured:
     """What the clients of one pass add up."""
 
-    def __init__(self, tick: Tick) -> None:
-        self.tick = tick
+    def __init__(self, tick: Tick, text_of: TextOf | None) -> None:
+        self.tick, self._text_of = tick, text_of
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.first_token_s: list[float] = []
         self.between_tokens_s: list[float] = []
@@ -30,7 +32,11 @@ class _Measured:
         sent = time.monotonic()
         first = last = 0.0
         tokens = 0
-        stream = client.stream(token_ids=item.prompt, max_tokens=item.output, temperature=0.0, ignore_eos=True)
+        options: dict[str, Any] = {"max_tokens": item.output, "temperature": 0.0, "ignore_eos": True}
+        if self._text_of is None:
+            stream = client.stream(token_ids=item.prompt, **options)
+        else:
+            stream = client.stream(self._text_of(item.prompt), **options)
         async for delta in stream:
             last = time.monotonic()
             if delta.token_count and not first:
@@ -48,13 +54,21 @@ class _Measured:
             self.between_tokens_s.append((last - first) / (tokens - 1))
 
 
-async def run(target: str, workload: Workload, concurrency: int, tick: Tick = lambda _tokens: None) -> Run:
+async def run(
+    target: str,
+    workload: Workload,
+    concurrency: int,
+    tick: Tick = lambda _tokens: None,
+    text_of: TextOf | None = None,
+) -> Run:
     """One pass with `concurrency` clients, each with a connection of its own; a chain stays with one client.
+
+    With `text_of` the prompts go as the text that it makes of their ids.
 
     Raises:
         RunFailed: a call failed, or did not generate what it had to.
     """
-    measured = _Measured(tick)
+    measured = _Measured(tick, text_of)
     chains = iter(workload)
     async with AsyncExitStack() as stack:
         clients = [

@@ -75,8 +75,9 @@ def table(report: dict[str, Any]) -> Table:
 def _figures(arguments: argparse.Namespace) -> Sequence[str]:
     """What is measured. Raises CommandError."""
     known = tuple(figures.FIGURES) if arguments.vs == ENGINE else contestants.PEERS[arguments.vs].figures
-    if arguments.vs == ENGINE and not arguments.pipeline and not arguments.target:
-        raise output.CommandError(f"--vs {ENGINE} goes with --pipeline or --target", output.BAD_USAGE)
+    needs_pipeline = arguments.vs == ENGINE or contestants.PEERS[arguments.vs].pipeline
+    if needs_pipeline and not arguments.pipeline and not arguments.target:
+        raise output.CommandError(f"--vs {arguments.vs} goes with --pipeline or --target", output.BAD_USAGE)
     unknown = [name for name in arguments.figure or () if name not in known]
     if unknown:
         raise output.CommandError(
@@ -96,10 +97,11 @@ def _peer(stack: ExitStack, name: str, variables: dict[str, str], threads: int) 
 
 def _ours(stack: ExitStack, arguments: argparse.Namespace, variables: dict[str, str]) -> contestants.Contestant:
     pipeline.services_root()
-    if arguments.target:
-        return contestants.clients(stack, arguments.target)
-    if arguments.pipeline:
-        return contestants.clients(stack, stack.enter_context(_pipeline(variables)))
+    target = stack.enter_context(_pipeline(variables)) if arguments.pipeline else arguments.target
+    if target:
+        return contestants.clients(
+            stack, target, text=arguments.vs != ENGINE and contestants.PEERS[arguments.vs].pipeline
+        )
     up.ensure_model(variables.get("HEADRACE_MODEL") or os.environ.get("HEADRACE_MODEL"))
     return contestants.engine(stack, variables)
 

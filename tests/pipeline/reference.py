@@ -87,3 +87,10 @@ class Reference:
                 top_k=None,
             )
         return ids[0, len(prompt) :].tolist()
+
+    def gaps(self, prompt: list[int], generated: list[int]) -> list[float]:
+        """By how much each generated token's logit is above the second best."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([prompt + generated])).logits[0, len(prompt) - 1 : -1]
+        best = logits.topk(2).values
+        return (best[:, 0] - best[:, 1]).tolist()

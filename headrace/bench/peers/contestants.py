@@ -67,9 +67,10 @@ def engine(stack: ExitStack, variables: Mapping[str, str]) -> Contestant:
     return _worker(stack, "our engine", command, variables)
 
 
-def clients(stack: ExitStack, target: str) -> Contestant:
-    """Clients of our gateway, in a process of their own."""
+def clients(stack: ExitStack, target: str, *, text: bool) -> Contestant:
+    """Clients of our gateway, in a process of their own; with `text` they send text, otherwise token ids."""
     command = [sys.executable, "-m", "headrace.bench.peers.workers.ours", "pipeline", target]
+    command += [str(resolve(DEFAULT_MODEL))] if text else []
     return _worker(stack, "our clients", command, {})
 
 
@@ -83,6 +84,12 @@ def _vllm(stack: ExitStack, threads: int) -> Contestant:
     python = install.python_of("vllm")
     command = [str(python), str(_WORKERS / "vllm_worker.py"), str(resolve(DEFAULT_MODEL))]
     return _worker(stack, "vllm", command, vllm_environ(python, threads))
+
+
+def _smg(stack: ExitStack, threads: int) -> Contestant:
+    python = install.smg_python()
+    command = [str(python), str(_WORKERS / "smg_worker.py"), str(resolve(DEFAULT_MODEL))]
+    return _worker(stack, "smg", command, vllm_environ(python, threads))
 
 
 def vllm_environ(python: Path, threads: int) -> dict[str, str]:
@@ -117,11 +124,13 @@ class Peer:
 
     make: Callable[[ExitStack, int], Contestant]
     figures: tuple[str, ...]
+    pipeline: bool = False  # it is one, and is compared with ours; both take text
 
 
 PEERS: dict[str, Peer] = {
     "openvino": Peer(_openvino, tuple(figures.FIGURES)),
     "vllm": Peer(_vllm, tuple(figures.FIGURES)),
+    "smg": Peer(_smg, ("w1",), pipeline=True),
     "llamacpp": Peer(_llamacpp("BF16"), llamacpp.FIGURES),
     "llamacpp-q8": Peer(_llamacpp("Q8_0"), llamacpp.FIGURES),
 }

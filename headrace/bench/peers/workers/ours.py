@@ -1,10 +1,15 @@
-"""Headrace as a worker: the engine in this process (`engine`), or clients of a gateway (`pipeline HOST:PORT`)."""
+"""Headrace as a worker: the engine in this process (`engine`), or clients of a gateway (`pipeline HOST:PORT [MODEL]`).
+
+Every item has a client of its own, as all are in the engine at once when it is alone. With the model's directory there
+are 32 clients, who send text, which the pipeline has to tokenize.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from headrace.bench import through
@@ -22,12 +27,20 @@ def main(arguments: list[str]) -> None:
         bench = EngineBench(os.environ)
         serve("Headrace", lambda items: _told(bench.run(_workload(items), empty=False)))
     else:
-        target = arguments[1]
+        target, text_of = arguments[1], _decoder(arguments[2]) if arguments[2:] else None
 
         def generate(items: Items) -> dict[str, Any]:
-            return _told(asyncio.run(through.run(target, _workload(items), CLIENTS)))
+            clients = CLIENTS if text_of else len(items)
+            return _told(asyncio.run(through.run(target, _workload(items), clients, text_of=text_of)))
 
-        serve("Headrace, four processes and 32 clients", generate)
+        serve("Headrace, four processes and clients", generate)
+
+
+def _decoder(model: str) -> through.TextOf:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def _workload(items: Items) -> Workload:

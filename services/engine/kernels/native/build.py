@@ -26,7 +26,8 @@ from headrace.models import cache_dir
 
 _log = logging.getLogger("headrace.engine.native")
 _HERE = Path(__file__).parent
-_COMMON = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w")
+_EXTRA = tuple(os.environ.get("HEADRACE_NATIVE_FLAGS", "").split())  # for compiler and linker: sanitizers
+_COMMON = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w", *_EXTRA)
 _AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mtune=icelake-server")
 _NEEDED = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 _UNITS: dict[str, tuple[str, ...]] = {
@@ -131,7 +132,7 @@ def _build(compiler: str, target: Path) -> None:
             if complaint is not None:
                 raise NotBuilt(complaint)
         result = scratch / target.name
-        libraries = [f"-L{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-lgomp"]
+        libraries = [f"-L{home / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-lgomp", *_EXTRA]
         link = [compiler, "-shared", *(str(scratch / f"{unit}.o") for unit in _UNITS), "-o", str(result), *libraries]
         complaint = _finish(subprocess.Popen(link, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         if complaint is not None:

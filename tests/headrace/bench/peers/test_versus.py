@@ -63,6 +63,7 @@ def test_table(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--vs", "vllm"], "vllm is not installed; `python -m headrace.bench.peers.install vllm` does that"),
         (["--vs", "llamacpp", "--figure", "w2"], "--figure w2: llamacpp can be measured by one-stream, prompt"),
         (["--vs", "engine"], "--vs engine goes with --pipeline or --target"),
+        (["--vs", "smg"], "--vs smg goes with --pipeline or --target"),
         (["--figure", "w1"], "--figure goes with --vs"),
     ],
 )
