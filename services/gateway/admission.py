@@ -21,8 +21,8 @@ from services.common.fairness import FairClock
 from services.gateway.identity import ANONYMOUS_TENANT
 
 RETRY_AFTER_S = 1.0
-PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer goes first
-MEMORY = 0.1  # share of the newest request in the mean service time
+PATIENCE_S: dict[int, float] = {PRIORITY_STANDARD: 10.0, PRIORITY_BATCH: 60.0}  # who has waited longer is overdue
+MEMORY = 0.1  # share of the newest request in mean times
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class Admission:
         self._open: Counter[tuple[str, int]] = Counter()  # requests inside, by tenant and priority
         self._waiting: list[_Waiter] = []  # in order of arrival
         self._fair: FairClock[str] = FairClock()
+        self._overdue_had_last_place = False
         self._service_s: float | None = None  # mean time that a request is inside
+        self._queued_s = 0.0  # mean time that a request waited in its engine
 
     @property
     def open_count(self) -> int:
@@ -119,9 +121,17 @@ class Admission:
             self._service_s = mean_s + MEMORY * (took_s - mean_s)
             self._exit(claim)
 
-    def used(self, claim: Claim, tokens: int) -> None:
-        """A request has ended: its tenant was given what it used, not what was expected."""
+    def used(self, claim: Claim, tokens: int, queued_s: float | None = None) -> None:
+        """A request has ended: its tenant was given what it used, not what was expected.
+
+        Args:
+            claim: of the request.
+            tokens: that were computed for it.
+            queued_s: seconds that it waited in its engine; None where that is not known.
+        """
         self._fair.give(claim.tenant, tokens - claim.cost, claim.weight)
+        if queued_s is not None:
+            self._queued_s += MEMORY * (queued_s - self._queued_s)
 
     def _enter(self, claim: Claim) -> None:
         self._open[claim.tenant, claim.priority] += 1
@@ -192,15 +202,16 @@ class Admission:
     def _expected_wait_s(self, claim: Claim) -> float:
         """Until an engine can begin it: from the mean time inside, and how many must end before.
 
-        Those are who will be called before it, and its own tenant's that wait in the engines; who else waits there
-        may be passed.
+        For a place, those are who will be called before it. In the engines they are its own tenant's beyond the
+        sequences that run there, since who else waits there may be passed; but no more than was waited there of late,
+        since who is inside may be paused and in nobody's way.
         """
-        inside, at_once = self.open_count, min(self.places, self._sequences() or self.places)
-        if inside < at_once and not self._waiting:
-            return 0.0
+        inside, sequences = self.open_count, self._sequences()
+        for_a_place = self._ahead(claim) + 1 if inside >= self.places or self._waiting else 0
         own = sum(self._open[claim.tenant, priority] for priority in range(claim.priority + 1))
-        endings = self._ahead(claim) + max(1, own + 1 - at_once)
-        return (self._service_s or 0.0) * endings / max(1, inside)
+        for_an_engine = max(0, own + 1 - sequences) if sequences else 0
+        each_s = (self._service_s or 0.0) / max(1, inside)
+        return for_a_place * each_s + min(for_an_engine * each_s, self._queued_s)
 
     def _ahead(self, claim: Claim) -> int:
         """How many that wait will be called before a newcomer."""
@@ -215,15 +226,22 @@ class Admission:
     def _call(self) -> None:
         """Lets in who is next, while there are places."""
         while self._waiting and self.open_count < self.places:
-            now_ns = self._now()
-            waiter = min(self._waiting, key=lambda waiter: self._order(waiter, now_ns))
+            waiter = self._next()
             self._waiting.remove(waiter)
             if not waiter.called.done():
                 self._enter(waiter.claim)
                 waiter.called.set_result(None)
 
-    def _order(self, waiter: _Waiter, now_ns: int) -> tuple[int, float]:
-        waited_s = (now_ns - waiter.arrived_ns) / 1e9
-        if waited_s > PATIENCE_S.get(waiter.claim.priority, float("inf")):
-            return 0, waiter.arrived_ns
-        return waiter.claim.priority, self._fair.at(waiter.claim.tenant)
+    def _next(self) -> _Waiter:
+        """Whose turn it is. Of the overdue the first that came, but while others wait too, they take turns with it."""
+        now_ns = self._now()
+        overdue = [waiter for waiter in self._waiting if _overdue(waiter, now_ns)]
+        others = [waiter for waiter in self._waiting if not _overdue(waiter, now_ns)]
+        self._overdue_had_last_place = bool(overdue) and not (others and self._overdue_had_last_place)
+        if self._overdue_had_last_place:
+            return overdue[0]
+        return min(others, key=lambda waiter: (waiter.claim.priority, self._fair.at(waiter.claim.tenant)))
+
+
+def _overdue(waiter: _Waiter, now_ns: int) -> bool:
+    return (now_ns - waiter.arrived_ns) / 1e9 > PATIENCE_S.get(waiter.claim.priority, float("inf"))

@@ -250,7 +250,7 @@ class Pipeline:
                     {names.OPEN_REQUESTS: open_requests, names.QUEUED_REQUESTS: queued, names.ADMIT_RESULT: result},
                     error="" if result == "admitted" else result,
                 )
-            stack.callback(lambda: self._admission.used(claim, ticket.usage.computed if ticket.usage else 0))
+            stack.callback(lambda: self._admission.used(claim, *_used(ticket)))
             yield facts
 
     async def _encode(
@@ -342,6 +342,13 @@ def _claim(ticket: Ticket, priority: int, cost: float) -> Claim:
     identity = ticket.identity
     priority = priority or identity.priority(0)
     return Claim(identity.tenant, identity.weight, priority, max(1.0, cost), ticket.deadline_ns)
+
+
+def _used(ticket: Ticket) -> tuple[int, float | None]:
+    """Tokens that were computed for a request, and the seconds that it waited in its engine, where it was answered."""
+    answer = ticket.subject.answer
+    tokens = ticket.usage.computed if ticket.usage is not None else 0
+    return tokens, answer.timings.queue_ns / 1e9 if answer is not None else None
 
 
 @contextlib.contextmanager

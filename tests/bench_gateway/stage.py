@@ -39,7 +39,7 @@ def tiny_model() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "random"
         write_model(path, tiny_config(vocab_size=VOCABULARY, max_position_embeddings=2048))
-        yield add_tokenizer(path, resolve(None))
+        yield add_tokenizer(path, resolve())
 
 
 @contextlib.contextmanager

@@ -118,6 +118,19 @@ async def test_priorities_and_the_end_of_patience():
     await door.leave_all()
 
 
+async def test_a_flood_that_is_overdue_leaves_every_second_place():
+    """A tenant that has waited too long behind itself does not keep another waiting for all of it."""
+    door = Door(1)
+    await door.come("inside")
+    for number in range(20):
+        await door.come(f"flood{number}", tenant="flood")
+    door.clock.ns += 11 * SECOND
+    for number in range(3):
+        await door.come(f"quiet{number}", tenant="quiet")
+    await door.leave_all()
+    assert door.order[1:7] == ["flood0", "quiet0", "flood1", "quiet1", "flood2", "quiet2"]
+
+
 async def test_what_cannot_be_in_time_is_refused_at_once():
     """From measured times: refused with the numbers, and with when there will be room."""
     door = Door(1)
@@ -136,11 +149,24 @@ async def test_what_cannot_be_in_time_is_refused_at_once():
 
 
 async def test_what_would_wait_in_the_engines_counts():
-    """Places are free, sequences are not: who cannot wait for one to end is refused, and who need not is not."""
+    """Places are free, sequences are not: who cannot wait for one to end is refused, and who need not is not.
+
+    Nobody is, while nobody has waited in an engine: those inside may all be paused.
+    """
     door = Door(10, sequences=2)
     await door.come("first")
     door.clock.ns += 4 * SECOND
     await door.leave("first")
+    for number in range(4):
+        await door.come(f"paused{number}", tenant="flood")
+    assert not (await door.come("in time", tenant="flood", deadline_ns=door.clock.ns + SECOND)).done()
+    await door.leave_all()
+    door.admission = Admission(10, sequences=lambda: 2, now=door.clock)
+    await door.come("again")
+    door.clock.ns += 4 * SECOND
+    await door.leave("again")
+    for _ in range(30):
+        door.admission.used(Claim(), 1, queued_s=10.0)
     for number in range(4):
         await door.come(f"flood{number}", tenant="flood", deadline_ns=door.clock.ns + 60 * SECOND)
     with pytest.raises(errors.ResourceExhausted, match=r"3\.00 s of waiting"):  # three must end, of four in 4 s
