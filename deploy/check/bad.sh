@@ -23,43 +23,49 @@ alone() { # NAME SERVICE WORDS OPTION...: a container by itself
   expect "headrace-check-$name" "$reason"
 }
 
+fails() { # WORDS COMMAND...: the command fails, and one line of what it says has the words (extended expression)
+  local reason=$1 said
+  shift
+  if said=$("$@" 2>&1); then wrong "it came up: $*"; fi
+  grep -m 1 -E "$reason" <<<"$said" || wrong "no word of '$reason': $said"
+}
+
 say "an empty model volume, a file that is not there, a port that is none"
 for service in tokenizer stream engine; do
   alone "empty-$service" "$service" "run \`headrace model import\`"
 done
-alone config engine "HEADRACE_CONFIG=/no/such/file: cannot be read" -e HEADRACE_CONFIG=/no/such/file
-alone port engine "HEADRACE_ENGINE_PORT='99999': expected" -e HEADRACE_ENGINE_PORT=99999
+alone config gateway "HEADRACE_CONFIG=/no/such/file: cannot be read" -e HEADRACE_CONFIG=/no/such/file
+alone port gateway "HEADRACE_GATEWAY_PORT='99999': expected" -e HEADRACE_GATEWAY_PORT=99999
 judge
 docker ps -aq --filter label=headrace-check | xargs -r docker rm -f >/dev/null
 
 say "a first start without a network: nothing but the model's container runs"
-if CHECK_MODEL_NETWORK=none COMPOSE_PROJECT_NAME=headrace-check-offline stack -- up -d >"$HEADRACE_SECRETS/said" 2>&1; then
-  wrong "it came up without a model"
-fi
-tail -n 1 "$HEADRACE_SECRETS/said"
-COMPOSE_PROJECT_NAME=headrace-check-offline stack -- logs --no-color model | sed 's/^[^|]*| *//' | tail -n 1
-COMPOSE_PROJECT_NAME=headrace-check-offline stack -- down -v >/dev/null 2>&1
+export CHECK_MODEL_NETWORK=none COMPOSE_PROJECT_NAME=headrace-check-offline
+fails "exited with code 1|complete successfully" stack -- up -d
+stack -- logs --no-color model | sed 's/^[^|]*| *//' | tail -n 1
+[ -z "$(stack -- ps -q gateway)$(stack -- ps -q engine)" ] || wrong "something started without a model"
+stack -- down -v >/dev/null 2>&1
+unset CHECK_MODEL_NETWORK
+export COMPOSE_PROJECT_NAME=headrace-check
 
 say "a port that is taken"
-stack -- up -d tokenizer stream engine
+stack -- up -d redis jaeger
 coproc taken { "$python" -c 'import socket, sys
 server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 print("taken", flush=True)
 sys.stdin.read()' "$HEADRACE_PUBLISH_PORT"; }
 read -r _ <&"${taken[0]}"
-if stack -- up -d gateway >"$HEADRACE_SECRETS/said" 2>&1; then wrong "it came up on a port that is taken"; fi
-grep -m 1 -E "port is already allocated|address already in use" "$HEADRACE_SECRETS/said" || wrong "the reason is missing"
+fails "port is already allocated|address already in use" stack -- up -d --no-deps gateway
 eval "exec ${taken[1]}>&-"
 wait "$taken_PID"
-within 60 "the others went on" healthy tokenizer
+within 60 "the others go on" healthy redis
 
 say "the GPU overlay"
 if [ -e /proc/driver/nvidia/version ]; then
   echo "there is a driver here: not shown"
 else
   docker tag "headrace/engine:$HEADRACE_TAG" "headrace/engine-cuda:$HEADRACE_TAG"
-  if stack gpu -- up -d --no-deps engine >"$HEADRACE_SECRETS/said" 2>&1; then wrong "it came up without a driver"; fi
-  grep -m 1 "could not select device driver" "$HEADRACE_SECRETS/said" || wrong "the reason is missing"
+  fails "could not select device driver" stack gpu -- up -d --no-deps engine
   docker rmi "headrace/engine-cuda:$HEADRACE_TAG" >/dev/null
 fi
 stack -- down
