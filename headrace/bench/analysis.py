@@ -1,4 +1,4 @@
-"""A run's records become its report: stage by stage the verdict, then the figures, then where the time went."""
+"""A run's records become its report: leg by leg the verdict, then the figures, then where the time went."""
 
 from __future__ import annotations
 
@@ -40,17 +40,15 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         spec: its load.
         evidence: what was seen.
         slo: objectives, for the goodput.
-        fewest: requests that a stage must have measured.
+        fewest: requests that a leg must have measured.
     """
-    stages = [
-        _stage(number, stage.level, evidence, slo, fewest)
-        for number, stage in enumerate(spec.stages)
-        if any(record.stage == number for record in evidence.records)
+    legs = [
+        _leg(number, leg.level, evidence, slo, fewest)
+        for number, leg in enumerate(spec.legs)
+        if any(record.leg == number for record in evidence.records)
     ]
-    problems = [
-        f"stage {one['stage']}: {text}" if len(stages) > 1 else text for one in stages for text in one["problems"]
-    ]
-    if not stages:
+    problems = [f"leg {one['leg']}: {text}" if len(legs) > 1 else text for one in legs for text in one["problems"]]
+    if not legs:
         problems = ["too few samples: no request was made"]
     return {
         "verdict": validity.verdict(problems),
@@ -58,7 +56,7 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         "load": spec.as_json(),
         "load_digest": spec.digest,
         "slo_s": slo.as_json(),
-        "stages": stages,
+        "legs": legs,
         "totals": _totals(evidence.records),
         "counters": dict(evidence.counters or {}),
         "slopes_an_hour": slopes(evidence),
@@ -66,15 +64,15 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
     }
 
 
-def _stage(number: int, level: float, evidence: Evidence, slo: Slo, fewest: int) -> dict[str, Any]:
-    made = [record for record in evidence.records if record.stage == number]
+def _leg(number: int, level: float, evidence: Evidence, slo: Slo, fewest: int) -> dict[str, Any]:
+    made = [record for record in evidence.records if record.leg == number]
     begin_s, problems = _steady_from(made)
     measured = [record for record in made if record.sent_s >= begin_s]
     checks = validity.check(
         measured, evidence.uses, steadiness=problems, dropped_spans=evidence.dropped_spans, fewest=fewest
     )
     return {
-        "stage": number,
+        "leg": number,
         "level": level,
         "verdict": checks.verdict,
         "problems": list(checks.problems),

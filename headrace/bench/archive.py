@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArchiveError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(report, dict) or not {"id", "fingerprint", "stages", "started_at"} <= report.keys():
+    if not isinstance(report, dict) or not {"id", "fingerprint", "legs", "started_at"} <= report.keys():
         raise ArchiveError(f"{path}: is no report of a run")
     if report.get("format") != FORMAT:
         raise ArchiveError(f"{path}: format {report.get('format')!r}; this version reads {FORMAT}")

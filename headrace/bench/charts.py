@@ -25,13 +25,13 @@ Chart = dict[str, Any]
 
 def of_run(report: Mapping[str, Any], records: Sequence[Record]) -> list[Chart]:
     """The charts of a run: latency CDF, timeline, throughput, stage stack, and of a ramp the knee."""
-    stages = report["stages"]
+    legs = report["legs"]
     ok = [record for record in records if record.outcome == OK and not record.slow_reader]
     if not ok:
         return []
     charts = [cdf(ok), timeline(records, report), throughput(records), stack(ok)]
-    if len(stages) > 1:
-        charts.append(knee([(one["level"], one["figures"]) for one in stages], report["load"]["loop"]))
+    if len(legs) > 1:
+        charts.append(knee([(one["level"], one["figures"]) for one in legs], report["load"]["loop"]))
     return [chart for chart in charts if chart["series"]]
 
 
@@ -54,11 +54,11 @@ def cdf(ok: Sequence[Record]) -> Chart:
 
 def timeline(records: Sequence[Record], report: Mapping[str, Any]) -> Chart:
     """Each request's latency at the moment it was due; warm-up is shown apart, since it is left out of the figures."""
-    starts = {one["stage"]: one["measured_from_s"] for one in report["stages"]}
+    starts = {one["leg"]: one["measured_from_s"] for one in report["legs"]}
     shown = [record for record in records if record.outcome == OK]
     shown = shown[:: max(1, len(shown) // TIMELINE_POINTS)]
-    counted = [record for record in shown if record.sent_s >= starts.get(record.stage, 0.0)]
-    left_out = [record for record in shown if record.sent_s < starts.get(record.stage, 0.0)]
+    counted = [record for record in shown if record.sent_s >= starts.get(record.leg, 0.0)]
+    left_out = [record for record in shown if record.sent_s < starts.get(record.leg, 0.0)]
     failed = [record for record in records if record.error]
     series = [
         _series(name, [record.intended_s for record in chosen], [getattr(record, of) * 1e3 for record in chosen])

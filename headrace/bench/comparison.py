@@ -186,11 +186,11 @@ def _refuse(baseline: Sequence[Report], candidate: Sequence[Report], changed: Se
 
 
 def _figures(report: Report) -> list[Figure]:
-    """Those of a report: of each stage its times, and the counters of the whole run."""
+    """Those of a report: of each leg its times, and the counters of the whole run."""
 
-    def of_stage(number: int, *path: str) -> Callable[[Report], float | None]:
+    def of_leg(number: int, *path: str) -> Callable[[Report], float | None]:
         def read(one: Report) -> float | None:
-            value = one["stages"][number]["figures"]
+            value = one["legs"][number]["figures"]
             for name in path:
                 value = value[name]
             return None if value is None else float(value)
@@ -201,14 +201,14 @@ def _figures(report: Report) -> list[Figure]:
         return lambda one: one[part].get(name)
 
     found = []
-    for number, stage in enumerate(report["stages"]):
-        at = f" at {stage['level']:g}" if len(report["stages"]) > 1 else ""
+    for number, leg in enumerate(report["legs"]):
+        at = f" at {leg['level']:g}" if len(report["legs"]) > 1 else ""
         throughput: Kind = "time" if report["load"]["loop"] == "closed" else "shown"  # an open loop gets what it sends
         found += [
-            Figure(f"output tokens/s{at}", throughput, of_stage(number, "output_tokens_per_s"), higher_is_better=True),
-            Figure(f"goodput, requests/s{at}", "shown", of_stage(number, "goodput_per_s"), higher_is_better=True),
-            *(Figure(f"{name} p50{at}", "time", of_stage(number, name, "p50")) for name in ("ttft", "tpot", "e2e")),
-            *(Figure(f"{name} p95{at}", "shown", of_stage(number, name, "p95")) for name in ("ttft", "tpot", "e2e")),
+            Figure(f"output tokens/s{at}", throughput, of_leg(number, "output_tokens_per_s"), higher_is_better=True),
+            Figure(f"goodput, requests/s{at}", "shown", of_leg(number, "goodput_per_s"), higher_is_better=True),
+            *(Figure(f"{name} p50{at}", "time", of_leg(number, name, "p50")) for name in ("ttft", "tpot", "e2e")),
+            *(Figure(f"{name} p95{at}", "shown", of_leg(number, name, "p95")) for name in ("ttft", "tpot", "e2e")),
         ]
     found += [Figure(name.replace("_", " "), "counter", of_run("totals", name)) for name in report["totals"]]
     for name in report["counters"]:

@@ -25,7 +25,7 @@ class Record:
 
     conversation: int
     turn: int = 0
-    stage: int = 0
+    leg: int = 0
     client: int = 0  # process
     priority: str | None = None
     tenant: str | None = None

@@ -23,7 +23,7 @@ import grpc.aio
 
 from headrace import channels
 from headrace.bench.load import workers
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import Where
 from headrace.bench.records import Record
 from headrace.cli import output
@@ -97,7 +97,7 @@ def null_server() -> Iterator[tuple[str, int]]:
 
 def ceiling(target: str, requests: int) -> float:
     """Requests a second of one client process in a closed loop."""
-    spec = LoadSpec("closed", (Stage(CLIENTS, requests=requests),), prompt="16", output=str(TOKENS))
+    spec = LoadSpec("closed", (Leg(CLIENTS, requests=requests),), prompt="16", output=str(TOKENS))
     records, _ = workers.run(spec, Where(target, {}, 30.0), 1, lambda _requests, _tokens: None)
     return requests / (max(record.ended_s for record in records) - min(record.sent_s for record in records))
 
@@ -112,7 +112,7 @@ def stalled(target: str, pid: int) -> Sequence[Record]:
             threading.Event().wait(STALL_AT_S if number == signal.SIGSTOP else STALL_S)
             os.kill(pid, number)
 
-    spec = LoadSpec("open", (Stage(RATE, MINUTE_S),), arrivals="constant", prompt="16", output=str(TOKENS))
+    spec = LoadSpec("open", (Leg(RATE, MINUTE_S),), arrivals="constant", prompt="16", output=str(TOKENS))
     stalling = threading.Thread(target=stall)
     stalling.start()
     records, _ = workers.run(spec, Where(target, {}, 30.0), 1, lambda _requests, _tokens: begun.set())

@@ -10,7 +10,7 @@ from headrace.bench import comparison, knee
 from headrace.bench.comparison import Comparison
 from headrace.bench.execute import Measuring, Server
 from headrace.bench.knee import Knee
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.metrics import Slo
 from headrace.bench.records import Record
 from headrace.bench.results import RunFailed
@@ -38,7 +38,7 @@ class KneeSweep:
 
     Args:
         run: makes one run.
-        spec: the load; its stage says how many requests a probe makes, and the level is the sweep's.
+        spec: the load; its leg says how many requests a probe makes, and the level is the sweep's.
         server: whom it meets.
         measuring: how. Without objectives: `SLO_FACTOR` times the medians of a server without load.
     """
@@ -47,7 +47,7 @@ class KneeSweep:
     spec: LoadSpec
     server: Server
     measuring: Measuring
-    probes: list[dict[str, Any]] = field(default_factory=list)  # level, kept, report of the stage
+    probes: list[dict[str, Any]] = field(default_factory=list)  # level, kept, report of the leg
 
     def find(self, start: float, *, resolution: float, repeats: int) -> Knee:
         """Searches. Raises NoKnee, RunFailed."""
@@ -63,10 +63,10 @@ class KneeSweep:
         return float(nearest["figures"]["in_flight"]) * level / float(nearest["level"])
 
     def _probe(self, level: float, seed: int) -> bool:
-        stage = replace(self.spec.stages[0], level=level)
-        spec = replace(self.spec, stages=(stage,), seed=self.spec.seed + 1000 * seed + len(self.probes))
+        leg = replace(self.spec.legs[0], level=level)
+        spec = replace(self.spec, legs=(leg,), seed=self.spec.seed + 1000 * seed + len(self.probes))
         report, _ = self.run(spec, self.server, self.measuring)
-        (found,) = report["stages"]
+        (found,) = report["legs"]
         ours = [text for text in found["problems"] if not text.startswith(_SERVERS_FAULT)]
         if ours:
             raise RunFailed(f"at {level:g} the run is INVALID: {'; '.join(ours)}")
@@ -75,9 +75,9 @@ class KneeSweep:
         return kept
 
     def _unloaded(self) -> Slo:
-        alone = replace(self.spec, loop="closed", stages=(Stage(1, requests=UNLOADED_REQUESTS),))
+        alone = replace(self.spec, loop="closed", legs=(Leg(1, requests=UNLOADED_REQUESTS),))
         report, _ = self.run(alone, self.server, replace(self.measuring, fewest=UNLOADED_REQUESTS // 2))
-        figures = report["stages"][0]["figures"]
+        figures = report["legs"][0]["figures"]
         ttft, tpot = figures["ttft"]["p50"], figures["tpot"]["p50"]
         if ttft is None:
             raise RunFailed(f"a server without load answers nothing: {'; '.join(report['problems'])}")
@@ -111,7 +111,7 @@ def vary(
         comparison.Refused: a run was invalid, or the servers differ in more than the setting.
     """
     baseline, *others = servers
-    warm_up = replace(spec, stages=(Stage(1, requests=UNLOADED_REQUESTS),), loop="closed", seed=spec.seed + pairs)
+    warm_up = replace(spec, legs=(Leg(1, requests=UNLOADED_REQUESTS),), loop="closed", seed=spec.seed + pairs)
     for server in servers.values():
         run(warm_up, server, measuring)
     found = {}

@@ -30,11 +30,11 @@ class Rows:
 
 
 def of_run(report: Mapping[str, Any]) -> list[Rows]:
-    """The tables of a run's stages: of a ramp one line a stage first."""
-    stages = report["stages"]
-    tables = [ramp(stages, report["load"]["loop"])] if len(stages) > 1 else []
-    for one in stages:
-        name = f", stage {one['stage']}" if len(stages) > 1 else ""
+    """The tables of a run's legs: of a ramp one line a leg first."""
+    legs = report["legs"]
+    tables = [ramp(legs, report["load"]["loop"])] if len(legs) > 1 else []
+    for one in legs:
+        name = f", leg {one['leg']}" if len(legs) > 1 else ""
         tables += [
             latencies(one["figures"], f"latency in ms{name}"),
             rates(one, f"rates and counts{name}"),
@@ -56,9 +56,9 @@ def latencies(figures: Mapping[str, Any], title: str) -> Rows:
     return Rows(title, ("", *COLUMNS), rows)
 
 
-def rates(stage: Mapping[str, Any], title: str) -> Rows:
+def rates(leg: Mapping[str, Any], title: str) -> Rows:
     """Everything that is one number."""
-    figures, warm_up = stage["figures"], stage["warm_up"]
+    figures, warm_up = leg["figures"], leg["warm_up"]
     requests, tokens = figures["requests"], figures["tokens"]
     errors = ", ".join(f"{count} {name}" for name, count in requests["errors"].items())
     rows = [
@@ -100,17 +100,17 @@ def where(explained: Mapping[str, Any], title: str) -> Rows:
     return Rows(title, ("", "count", "p50", "p99", "most of it in", "more than usual", "of it"), rows)
 
 
-def ramp(stages: Sequence[Mapping[str, Any]], loop: str) -> Rows:
-    """A line a stage."""
+def ramp(legs: Sequence[Mapping[str, Any]], loop: str) -> Rows:
+    """A line a leg."""
     rows = []
-    for one in stages:
+    for one in legs:
         figures = one["figures"]
         numbers = [ms(figures[name][share]) for name, share in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"))]
         rates_ = [f"{figures[name]:.1f}" for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s")]
         rows.append((f"{one['level']:g}", one["verdict"], *rates_, *numbers))
     level = "requests/s" if loop == "open" else "at a time"
     columns = (level, "verdict", "tokens/s", "requests/s", "goodput/s", "ttft p50", "ttft p95", "tpot p50")
-    return Rows("stages; latency in ms", columns, rows)
+    return Rows("legs; latency in ms", columns, rows)
 
 
 def print_tables(console: Console, tables: Sequence[Rows]) -> None:

@@ -48,7 +48,7 @@ def add_parsers(kinds: Any) -> None:
     history: argparse.ArgumentParser = kinds.add_parser(
         "history",
         help="archived runs in order, and where their figures changed",
-        description="Valid runs of one stage, those of a kind together: the same hardware, model, settings and load "
+        description="Valid runs of one leg, those of a kind together: the same hardware, model, settings and load "
         "but for its seed. A line marked with a figure's name is the first after a change of its level.",
         epilog=output.EXIT_CODES,
     )
@@ -116,13 +116,13 @@ def _history(arguments: argparse.Namespace) -> int:
         runs = archive.all_runs(arguments.archive or archive.directory())
     except archive.ArchiveError as error:
         raise output.CommandError(str(error), output.BAD_USAGE) from error
-    usable = [run for run in runs if not run["problems"] and len(run["stages"]) == 1]
+    usable = [run for run in runs if not run["problems"] and len(run["legs"]) == 1]
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for run in usable:
         kinds.setdefault(_kind(run), []).append(run)
     groups = [_group(group) for group in kinds.values()]
     console = output.stdout(json_target=arguments.json)
-    console.print(f"{len(runs)} runs, {len(usable)} of them valid and of one stage")
+    console.print(f"{len(runs)} runs, {len(usable)} of them valid and of one leg")
     for group in groups:
         console.print(_history_table(group))
     output.write_json(arguments.json, groups)
@@ -141,7 +141,7 @@ def _group(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     from headrace.bench import change_points
 
     series = {
-        name: [_figure(run["stages"][0]["figures"], name, share) for run in runs] for name, share in HISTORY.items()
+        name: [_figure(run["legs"][0]["figures"], name, share) for run in runs] for name, share in HISTORY.items()
     }
     changes = {
         name: change_points.find([float("nan") if value is None else value for value in values])
@@ -167,7 +167,7 @@ def _figure(figures: Mapping[str, Any], name: str, share: str | None) -> float |
 
 def _history_table(group: Mapping[str, Any]) -> Table:
     load = group["load"]
-    levels = ", ".join(f"{stage['level']:g}" for stage in load["stages"])
+    levels = ", ".join(f"{leg['level']:g}" for leg in load["legs"])
     title = f"{load['loop']} loop at {levels}, prompt {load['prompt']}, output {load['output']}; p50 in ms"
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
     drawn.add_column("run")

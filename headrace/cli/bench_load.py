@@ -13,7 +13,7 @@ from headrace.cli import output, pipeline, ports, up
 
 if TYPE_CHECKING:
     from headrace.bench.execute import Measuring, Server
-    from headrace.bench.load.spec import LoadSpec, Stage
+    from headrace.bench.load.spec import Leg, LoadSpec
 
 DEFAULT_SECONDS = 30.0
 
@@ -73,7 +73,7 @@ def add_measuring_options(parser: argparse.ArgumentParser) -> None:
     up.add_engine_options(parser)
 
 
-def spec_of(arguments: argparse.Namespace, loop: str, stages: tuple[Stage, ...], replay: str | None = None) -> LoadSpec:
+def spec_of(arguments: argparse.Namespace, loop: str, legs: tuple[Leg, ...], replay: str | None = None) -> LoadSpec:
     """The load that the options ask for. Raises CommandError."""
     from headrace.bench.load.lengths import BadLoad
     from headrace.bench.load.spec import LoadSpec, weights
@@ -83,7 +83,7 @@ def spec_of(arguments: argparse.Namespace, loop: str, stages: tuple[Stage, ...],
         slow, _, pause = arguments.slow_readers.partition(":")
         return LoadSpec(
             loop=loop,  # type: ignore[arg-type]
-            stages=stages,
+            legs=legs,
             seed=arguments.seed,
             arrivals=arguments.arrivals,
             prompt=arguments.prompt,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.bench.records import Record
 
 _CSV = (
-    *("conversation", "turn", "stage", "client", "priority", "tenant", "slow_reader", "outcome"),
+    *("conversation", "turn", "leg", "client", "priority", "tenant", "slow_reader", "outcome"),
     *("intended_s", "sent_s", "first_s", "last_s", "ended_s"),
     *("prompt_tokens", "cached_tokens", "output_tokens", "request_id", "trace_id"),
 )
@@ -48,10 +48,8 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument(
         "--speed", type=output.positive_number, default=1.0, metavar="X", help="of the replay (%(default)s)"
     )
-    parser.add_argument("--duration", type=output.seconds, metavar="SECONDS", help="of each stage (30)")
-    parser.add_argument(
-        "--requests", type=output.positive, metavar="N", help="of each stage, in the place of a duration"
-    )
+    parser.add_argument("--duration", type=output.seconds, metavar="SECONDS", help="of each leg (30)")
+    parser.add_argument("--requests", type=output.positive, metavar="N", help="of each leg, in the place of a duration")
     bench_load.add_load_options(parser)
     bench_load.add_measuring_options(parser)
     files = parser.add_argument_group("what is written")
@@ -91,14 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def spec_of(arguments: argparse.Namespace) -> LoadSpec:
     """The load. Raises CommandError."""
-    from headrace.bench.load.spec import Stage
+    from headrace.bench.load.spec import Leg
 
     if arguments.replay:
-        return bench_load.spec_of(arguments, "open", (Stage(0.0),), arguments.replay)
+        return bench_load.spec_of(arguments, "open", (Leg(0.0),), arguments.replay)
     levels = arguments.rate or arguments.concurrency
     seconds = arguments.duration or (None if arguments.requests else bench_load.DEFAULT_SECONDS)
-    stages = tuple(Stage(float(level), seconds, arguments.requests) for level in levels)
-    return bench_load.spec_of(arguments, "open" if arguments.rate else "closed", stages)
+    legs = tuple(Leg(float(level), seconds, arguments.requests) for level in levels)
+    return bench_load.spec_of(arguments, "open" if arguments.rate else "closed", legs)
 
 
 def show_report(arguments: argparse.Namespace, report: Mapping[str, Any]) -> None:
@@ -142,7 +140,7 @@ def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
 
 def _progress(show: Any, spec: LoadSpec) -> Any:
     """Shows requests and tokens so far, and the share done where the number of requests is known."""
-    wanted = sum(stage.requests or 0 for stage in spec.stages) * spec.turns
+    wanted = sum(leg.requests or 0 for leg in spec.legs) * spec.turns
     if spec.loop == "open":
         wanted = sum(1 for _ in spec.due()) * spec.turns
 

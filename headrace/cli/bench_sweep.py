@@ -79,7 +79,7 @@ def _knee(arguments: argparse.Namespace) -> int:
     with output.progress() as show, bench_load.server(arguments) as server:
 
         def one(*what: Any) -> Any:
-            show(f"probe {len(sweep.probes) + 1}: {what[0].stages[0].level:.3g}", None)
+            show(f"probe {len(sweep.probes) + 1}: {what[0].legs[0].level:.3g}", None)
             return execute.run(*what)
 
         sweep = KneeSweep(one, spec, server, measuring)
@@ -180,10 +180,10 @@ def _vary(arguments: argparse.Namespace) -> int:
 
 
 def _spec(arguments: argparse.Namespace, level: float, *, closed: bool) -> LoadSpec:
-    from headrace.bench.load.spec import Stage
+    from headrace.bench.load.spec import Leg
 
-    stage = Stage(level, requests=arguments.requests)
-    return bench_load.spec_of(arguments, "closed" if closed else "open", (stage,))
+    leg = Leg(level, requests=arguments.requests)
+    return bench_load.spec_of(arguments, "closed" if closed else "open", (leg,))
 
 
 def _setting(text: str) -> tuple[str, Sequence[str]]:

@@ -44,7 +44,7 @@ async def test_a_run_is_printed_written_and_kept(
     for word in ("ttft", "tpot", "e2e_from_send", "where the P99", "most of it in", "time to first token: from when"):
         assert word in shown
     report = json.loads((tmp_path / "json").read_text())
-    assert report["stages"][0]["figures"]["requests"]["ok"] == report["stages"][0]["figures"]["ttft"]["count"]
+    assert report["legs"][0]["figures"]["requests"]["ok"] == report["legs"][0]["figures"]["ttft"]["count"]
     assert report["intent"]["expect"] == "no change"
     assert report["fingerprint"]["model"] == {"tiny": ", , 64 tokens"}
     kept = records.read(tmp_path / "records")
@@ -93,7 +93,7 @@ async def test_an_invalid_run_concludes_nothing(tmp_path: Path, capsys: pytest.C
 
 
 async def test_the_options_reach_the_requests(tmp_path: Path) -> None:
-    """Tenants with their keys, priorities, exact prompts, a ramp of two stages."""
+    """Tenants with their keys, priorities, exact prompts, a ramp of two legs."""
     tenants = tmp_path / "tenants"
     tenants.write_text("acme, secret\n")
     more = ["--tenants", str(tenants), "--priorities", "batch", "--archive", str(tmp_path / "archive")]
@@ -104,8 +104,8 @@ async def test_the_options_reach_the_requests(tmp_path: Path) -> None:
     assert {len(one.token_ids.ids) for one in asked} == {128}
     assert {headers.get("authorization") for headers in gateway.headers} == {"Bearer secret"}
     first, second = archive.all_runs(tmp_path / "archive")
-    assert [stage["level"] for stage in first["stages"]] == [4.0, 2.0]
-    assert [stage["level"] for stage in second["stages"]] == [50.0, 100.0]
+    assert [leg["level"] for leg in first["legs"]] == [4.0, 2.0]
+    assert [leg["level"] for leg in second["legs"]] == [50.0, 100.0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_no_archived_run_is_refused(tmp_path: Path) -> None:
     """Nothing there, or a file of another kind."""
     with pytest.raises(archive.ArchiveError, match="neither"):
         archive.load(tmp_path, "gone")
-    for text in ("{", "{}", '{"id": 1, "fingerprint": {}, "stages": [], "started_at": "", "format": 99}'):
+    for text in ("{", "{}", '{"id": 1, "fingerprint": {}, "legs": [], "started_at": "", "format": 99}'):
         (tmp_path / "file").write_text(text)
         with pytest.raises(archive.ArchiveError, match="file"):
             archive.load(tmp_path, str(tmp_path / "file"))

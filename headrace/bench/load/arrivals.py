@@ -33,22 +33,22 @@ def gaps_s(process: str, rate: float, draw: np.random.Generator) -> Iterator[flo
 
 
 def times_s(
-    process: str, stages: Sequence[tuple[float, float | None, int | None]], draw: np.random.Generator
+    process: str, legs: Sequence[tuple[float, float | None, int | None]], draw: np.random.Generator
 ) -> Iterator[tuple[int, float]]:
-    """(stage, seconds after the start) of each request, stage after stage.
+    """(leg, seconds after the start) of each request, leg after leg.
 
     Args:
         process: a word like those of `SYNTAX`.
-        stages: rate, and the seconds it is kept up or, where that is None, the number of requests.
+        legs: rate, and the seconds it is kept up or, where that is None, the number of requests.
         draw: where the randomness comes from.
     """
     begun_s = 0.0
-    for stage, (rate, seconds, count) in enumerate(stages):
+    for leg, (rate, seconds, count) in enumerate(legs):
         at_s = begun_s
         for number, gap_s in enumerate(gaps_s(process, rate, draw)):
             if number == count or (seconds is not None and at_s >= begun_s + seconds - _ROUNDING_S):
                 break
-            yield stage, at_s
+            yield leg, at_s
             at_s += gap_s
         begun_s = at_s if seconds is None else begun_s + seconds
 

@@ -14,7 +14,7 @@ from headrace.bench.load.target import RequestFailed, Stream, Target
 from headrace.bench.records import CANCELLED, OK, Record
 
 LAG_PERIOD_S = 0.02
-_Due = tuple[int, float, Conversation]  # stage, seconds after the start, what
+_Due = tuple[int, float, Conversation]  # leg, seconds after the start, what
 
 
 class Driver:
@@ -56,32 +56,32 @@ class Driver:
 
     async def _open_loop(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for stage, due_s, conversation in self._due:
+            for leg, due_s, conversation in self._due:
                 wait_s = due_s - self._now()
                 if wait_s > 0:
                     await asyncio.sleep(wait_s)
-                group.create_task(self._converse(conversation, stage, due_s))
+                group.create_task(self._converse(conversation, leg, due_s))
 
     async def _closed_loop(self) -> None:
-        """Stage after stage; each begins when the one before has had its answers."""
+        """Leg after leg; each begins when the one before has had its answers."""
         await asyncio.sleep(max(0.0, -self._now()))
         numbers = itertools.count(self._client, self._clients)
-        for number, stage in enumerate(self._spec.stages):
-            end_s = None if stage.seconds is None else self._now() + stage.seconds
-            supply = numbers if stage.requests is None else itertools.islice(numbers, self._share(stage.requests))
+        for number, leg in enumerate(self._spec.legs):
+            end_s = None if leg.seconds is None else self._now() + leg.seconds
+            supply = numbers if leg.requests is None else itertools.islice(numbers, self._share(leg.requests))
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._share(int(stage.level))):
+                for _ in range(self._share(int(leg.level))):
                     group.create_task(self._work(supply, number, end_s))
 
-    async def _work(self, supply: Iterator[int], stage: int, end_s: float | None) -> None:
+    async def _work(self, supply: Iterator[int], leg: int, end_s: float | None) -> None:
         """One client of a closed loop."""
         while end_s is None or self._now() < end_s:
             number = next(supply, None)
             if number is None:
                 return
-            await self._converse(self._spec.conversation(number), stage, self._now())
+            await self._converse(self._spec.conversation(number), leg, self._now())
 
-    async def _converse(self, conversation: Conversation, stage: int, due_s: float) -> None:
+    async def _converse(self, conversation: Conversation, leg: int, due_s: float) -> None:
         """Turn after turn, until one is cancelled or fails."""
         history: list[int] = []
         for number, turn in enumerate(conversation.turns):
@@ -92,7 +92,7 @@ class Driver:
             record = Record(
                 conversation.number,
                 turn=number,
-                stage=stage,
+                leg=leg,
                 client=self._client,
                 priority=conversation.priority,
                 tenant=conversation.tenant,
@@ -150,9 +150,9 @@ class Driver:
         return self._clock() - self._start
 
     def _mine(self) -> Iterable[_Due]:
-        for number, (stage, due_s) in enumerate(self._spec.due()):
+        for number, (leg, due_s) in enumerate(self._spec.due()):
             if number % self._clients == self._client:
-                yield stage, due_s, self._spec.conversation(number)
+                yield leg, due_s, self._spec.conversation(number)
 
     def _share(self, whole: int) -> int:
         """This process' part of a number of clients or requests."""

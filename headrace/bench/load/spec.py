@@ -26,7 +26,7 @@ _ARRIVALS, _PREFIXES, _CONVERSATIONS = range(3)  # streams of random numbers tha
 
 
 @dataclass(frozen=True)
-class Stage:
+class Leg:
     """A part of a run with one level of load."""
 
     level: float  # open loop: requests a second; closed loop: conversations at a time
@@ -43,13 +43,13 @@ class LoadSpec:
     """
 
     loop: Literal["open", "closed"]
-    stages: tuple[Stage, ...]
+    legs: tuple[Leg, ...]
     seed: int = 0
     arrivals: str = "poisson"  # see `arrivals.SYNTAX`; open loop
     prompt: str = "128"  # see `lengths.SYNTAX`; tokens of a prompt, or of a turn, after the shared prefix
     output: str = "64"
     correlation: float = 0.0  # of prompt and output length, -1 to 1
-    replay: str | None = None  # a log: it says when, and how long; `stages` is then one without meaning
+    replay: str | None = None  # a log: it says when, and how long; `legs` is then one without meaning
     replay_speed: float = 1.0
     shared_prefix: int = 0  # tokens that all conversations of a group start with
     prefix_groups: int = 1
@@ -107,11 +107,11 @@ class LoadSpec:
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
     def due(self) -> Iterator[tuple[int, float]]:
-        """(stage, seconds after the start) of each conversation of an open loop, in order."""
+        """(leg, seconds after the start) of each conversation of an open loop, in order."""
         if self.replay:
             return iter([(0, entry.at_s) for entry in self._log])
-        stages = [(stage.level, stage.seconds, stage.requests) for stage in self.stages]
-        return arrivals.times_s(self.arrivals, stages, self._draw(_ARRIVALS))
+        legs = [(leg.level, leg.seconds, leg.requests) for leg in self.legs]
+        return arrivals.times_s(self.arrivals, legs, self._draw(_ARRIVALS))
 
     def conversation(self, number: int) -> Conversation:
         """Conversation `number`, 0 and up: the turns and what becomes of them."""

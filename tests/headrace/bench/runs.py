@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.bench import analysis
 from headrace.bench.analysis import Evidence
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import ClientUse
 from headrace.bench.metrics import Slo
 from tests.headrace.bench.virtual import Asked, drive
@@ -37,7 +37,7 @@ def run(number: int, seed: int, slowdown: float, draw: np.random.Generator, **fi
         times = slowdown * usual[asked.conversation.number] * noise[asked.conversation.number]
         return [(0.1 * times, 4), (0.08 * times, 4)]
 
-    spec = LoadSpec("open", (Stage(5.0, requests=REQUESTS),), seed=seed, prompt="8", output="8")
+    spec = LoadSpec("open", (Leg(5.0, requests=REQUESTS),), seed=seed, prompt="8", output="8")
     records, _ = drive(spec, script)
     evidence = Evidence(records, [IDLE], counters={"step_count": 100 + seed, "decoded_token_count": 480})
     report = analysis.report(spec, evidence, Slo(), fewest=20)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.bench import metrics, steady
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.metrics import Slo
 from headrace.bench.records import CANCELLED, OK
 from tests.headrace.bench.virtual import Asked, drive
@@ -16,12 +16,12 @@ NO_SLO = Slo()
 
 
 def constant(rate: float, seconds: float, **values: object) -> LoadSpec:
-    stages = (Stage(rate, seconds=seconds),)
-    return LoadSpec(**({"loop": "open", "stages": stages, "arrivals": "constant", "output": "64"} | values))  # type: ignore[arg-type]
+    legs = (Leg(rate, seconds=seconds),)
+    return LoadSpec(**({"loop": "open", "legs": legs, "arrivals": "constant", "output": "64"} | values))  # type: ignore[arg-type]
 
 
 def closed(clients: int, **values: object) -> LoadSpec:
-    return LoadSpec(**({"loop": "closed", "stages": (Stage(clients, requests=20),), "output": "4"} | values))  # type: ignore[arg-type]
+    return LoadSpec(**({"loop": "closed", "legs": (Leg(clients, requests=20),), "output": "4"} | values))  # type: ignore[arg-type]
 
 
 def eight_at_a_time(_asked: Asked) -> Sequence[tuple[float, int]]:
@@ -84,7 +84,7 @@ def test_a_closed_loop_hides_the_same_stall() -> None:
     def script(asked: Asked) -> Sequence[tuple[float, int]]:
         return [(max(0.0, 36.0 - asked.now) + 0.05 if 30.0 <= asked.now < 36.0 else 0.05, 4)]
 
-    records, _ = drive(closed(2, stages=(Stage(2, seconds=60.0),)), script)
+    records, _ = drive(closed(2, legs=(Leg(2, seconds=60.0),)), script)
     assert sum(record.ttft_s > 0.051 for record in records) == 2
 
 
@@ -108,7 +108,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_makes_each_request_once() -> N
 
 def test_turns_follow_the_answer_and_carry_the_history() -> None:
     """The second prompt is the first, the answer's own ids, and what is new; it is due after the think time."""
-    spec = closed(1, stages=(Stage(1, requests=1),), turns=2, think_s=3.0, prompt="5")
+    spec = closed(1, legs=(Leg(1, requests=1),), turns=2, think_s=3.0, prompt="5")
     records, target = drive(spec, lambda _asked: [(1.0, 4)])
     first, second = target.asked
     assert second.token_ids == (*first.token_ids, 0, 1, 2, 3, *second.turn.token_ids)
@@ -140,7 +140,7 @@ def test_a_slow_reader_pauses_and_stays_out_of_the_gaps() -> None:
 
 def test_a_failed_request_keeps_no_objective_and_ends_its_conversation() -> None:
     """Its error is named, and its later turns are not sent."""
-    spec = closed(1, turns=3, stages=(Stage(1, requests=2),))
+    spec = closed(1, turns=3, legs=(Leg(1, requests=2),))
     records, _ = drive(spec, lambda asked: [(1.0, -1)] if asked.conversation.number == 0 else [(1.0, 4)])
     assert [record.outcome for record in records] == ["Unavailable", OK, OK, OK]
     assert not Slo().met(records[0])

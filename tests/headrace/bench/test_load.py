@@ -10,11 +10,11 @@ import pytest
 
 from headrace.bench.load import logs, spec
 from headrace.bench.load.lengths import BadLoad
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 
 
 def open_loop(**values: object) -> LoadSpec:
-    return LoadSpec(**({"loop": "open", "stages": (Stage(10.0, seconds=10.0),)} | values))  # type: ignore[arg-type]
+    return LoadSpec(**({"loop": "open", "legs": (Leg(10.0, seconds=10.0),)} | values))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ def open_loop(**values: object) -> LoadSpec:
 )
 def test_arrivals_have_their_rate_and_their_burstiness(arrivals: str, variation: float) -> None:
     """Mean and coefficient of variation of the gaps are those asked for."""
-    load = open_loop(arrivals=arrivals, stages=(Stage(50.0, requests=20_000),))
+    load = open_loop(arrivals=arrivals, legs=(Leg(50.0, requests=20_000),))
     gaps = np.diff([at for _, at in load.due()])
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, abs=0.08)
 
 
-def test_stages_follow_one_another() -> None:
+def test_legs_follow_one_another() -> None:
     """A ramp of 5 and then 20 a second, three seconds each."""
-    load = open_loop(arrivals="constant", stages=(Stage(5.0, seconds=3.0), Stage(20.0, seconds=3.0)))
+    load = open_loop(arrivals="constant", legs=(Leg(5.0, seconds=3.0), Leg(20.0, seconds=3.0)))
     due = list(load.due())
-    assert [sum(stage == number for stage, _ in due) for number in (0, 1)] == [15, 60]
-    assert all((at >= 3.0 - 1e-9) == (stage == 1) for stage, at in due)
+    assert [sum(leg == number for leg, _ in due) for number in (0, 1)] == [15, 60]
+    assert all((at >= 3.0 - 1e-9) == (leg == 1) for leg, at in due)
 
 
 def test_the_same_seed_makes_the_same_requests_and_another_seed_others() -> None:

@@ -11,7 +11,7 @@ import pytest
 from headrace.bench import analysis, sweep
 from headrace.bench.analysis import Evidence
 from headrace.bench.execute import Measuring, Server
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import ClientUse, Where
 from headrace.bench.metrics import Slo
 from headrace.bench.records import Record
@@ -48,7 +48,7 @@ class Places:
 
 def test_the_knee_of_a_server_with_ten_places() -> None:
     """Closed loop: with up to 20 clients nobody waits longer than one other request takes."""
-    spec = LoadSpec("closed", (Stage(1, requests=200),), prompt="8", output="8")
+    spec = LoadSpec("closed", (Leg(1, requests=200),), prompt="8", output="8")
     search = sweep.KneeSweep(Places(), spec, server(), Measuring(Slo(ttft=0.17), processes=1, fewest=20))
     found = search.find(4, resolution=0.01, repeats=2)
     assert found.found == [20, 20]
@@ -57,7 +57,7 @@ def test_the_knee_of_a_server_with_ten_places() -> None:
 
 def test_an_overloaded_open_loop_is_beyond_the_knee() -> None:
     """Its latency grows without end: not steady, which is an answer, not a failure of the run."""
-    spec = LoadSpec("open", (Stage(1, requests=400),), prompt="8", output="8", arrivals="constant")
+    spec = LoadSpec("open", (Leg(1, requests=400),), prompt="8", output="8", arrivals="constant")
     search = sweep.KneeSweep(Places(), spec, server(), MEASURING)
     found = search.find(20, resolution=0.05, repeats=1)
     assert search.measuring.slo.ttft == pytest.approx(0.15)  # three times that of the server without load
@@ -69,7 +69,7 @@ def test_a_tool_at_its_limit_finds_no_knee() -> None:
     """What it would find is its own."""
     places = Places()
     places.use = ClientUse(wall_s=1.0, cpu_s=0.99, lags_s=[0.0] * 10)
-    spec = LoadSpec("closed", (Stage(1, requests=100),), prompt="8", output="8")
+    spec = LoadSpec("closed", (Leg(1, requests=100),), prompt="8", output="8")
     measuring = Measuring(Slo(ttft=1.0), processes=1, fewest=20)
     with pytest.raises(RunFailed, match="INVALID: client CPU"):
         sweep.KneeSweep(places, spec, server(), measuring).find(4, resolution=0.1, repeats=1)
@@ -90,7 +90,7 @@ def test_values_take_turns_and_are_compared_in_pairs() -> None:
     def keep(report: Mapping[str, Any], _records: Sequence[Record], change: str) -> dict[str, Any]:
         return {**report, "intent": {"change": change}}
 
-    spec = LoadSpec("open", (Stage(5.0, requests=60),))
+    spec = LoadSpec("open", (Leg(5.0, requests=60),))
     servers = {value: server(value) for value in ("32", "16", "8")}
     found = sweep.vary(run, keep, spec, servers, MEASURING, SETTING, pairs=8)
     assert order[3:9] == [("32", 0), ("16", 0), ("16", 1), ("32", 1), ("32", 2), ("16", 2)]

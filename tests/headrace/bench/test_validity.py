@@ -11,14 +11,14 @@ import pytest
 from headrace.bench import analysis, validity
 from headrace.bench.analysis import Evidence
 from headrace.bench.load.driver import Driver
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import ClientUse
 from headrace.bench.metrics import Slo
 from headrace.bench.records import OK, Record
 from tests.headrace.bench.virtual import Asked, ScriptedTarget, drive
 
 IDLE = ClientUse(wall_s=10.0, cpu_s=1.0, lags_s=[0.0001] * 100)
-SPEC = LoadSpec("open", (Stage(20.0, seconds=10.0),), arrivals="constant", output="8")
+SPEC = LoadSpec("open", (Leg(20.0, seconds=10.0),), arrivals="constant", output="8")
 
 
 def script(_asked: Asked) -> Sequence[tuple[float, int]]:
@@ -101,7 +101,7 @@ async def test_a_burnt_client_makes_the_run_invalid() -> None:
             stream.read = burnt  # type: ignore[method-assign]
             return stream
 
-    spec = LoadSpec("open", (Stage(100.0, seconds=1.0),), arrivals="constant", output="8")
+    spec = LoadSpec("open", (Leg(100.0, seconds=1.0),), arrivals="constant", output="8")
     driver = Driver(spec, Burning(script))  # type: ignore[arg-type]
     begun, cpu = time.monotonic(), time.process_time()
     await driver.run(begun)

@@ -9,14 +9,14 @@ import pytest
 
 from headrace.bench import attribution, records
 from headrace.bench.load import workers
-from headrace.bench.load.spec import LoadSpec, Stage
+from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import Where
 from headrace.bench.records import OK
 from headrace.bench.results import RunFailed
 from tests.headrace.scripted_gateway import TRACE_ID, ScriptedGateway, serving
 
 SPEC = LoadSpec(
-    "closed", (Stage(4, requests=30),), prompt="36", output="3", tenants={"acme": 1.0}, priorities={"batch": 1}
+    "closed", (Leg(4, requests=30),), prompt="36", output="3", tenants={"acme": 1.0}, priorities={"batch": 1}
 )
 
 
