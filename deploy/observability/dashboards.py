@@ -88,6 +88,11 @@ SERVING = [
         [(rate(m.PREEMPTIONS), "a second"), (rate(m.RECOMPUTED), "tokens computed again a second")],
     ),
     Panel(
+        "Guessed tokens",
+        "short",
+        [(rate(m.DRAFTED), "computed ahead a second"), (rate(m.ACCEPTED), "of these right")],
+    ),
+    Panel(
         "Engine busy",
         "percentunit",
         [

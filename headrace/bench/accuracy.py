@@ -167,7 +167,7 @@ class _Decoder:
 
         from services.engine.plan import PlannedSequence, build_plan
 
-        plan = build_plan([PlannedSequence(ids, 0, self._table, needs_logits=False)], self._block_size)
+        plan = build_plan([PlannedSequence(ids, 0, self._table, logit_count=0)], self._block_size)
         return self._decoder.forward(
             token_ids=torch.from_numpy(plan.token_ids),
             positions=torch.from_numpy(plan.positions),

@@ -11,6 +11,7 @@ from headrace.bench.results import quantile
 from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE, Item
 
 STREAM_PROMPT_TOKENS = 64
+ONE_TOKEN_A_STEP = {"HEADRACE_ENGINE_NUM_SPECULATIVE_TOKENS": "0"}  # so that a step's time is every stream's gap
 SETTLING_STEPS = 10
 STEADY_STEPS = 100
 _LONG = -1

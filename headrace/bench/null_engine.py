@@ -128,6 +128,7 @@ class NullEngine:
         if one.count == 1:
             one.request.clock.first_scheduled_ns = one.request.clock.first_token_ns = now
         one.request.clock.last_token_ns = now
+        one.request.clock.decode_step_count = one.count
         finish = self._finish.LENGTH if one.count >= (one.request.max_tokens or 0) else None
         if finish is not None:
             del self._open[request_id]

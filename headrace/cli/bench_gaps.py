@@ -44,9 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     with output.progress() as show:
         try:
             show("loading the engines", None)
-            benches = {
-                name: EngineBench({**os.environ, **variables, "HEADRACE_ENGINE_PROFILE": name}) for name in profiles
-            }
+            variables = {**os.environ, **variables, **gaps.ONE_TOKEN_A_STEP}
+            benches = {name: EngineBench({**variables, "HEADRACE_ENGINE_PROFILE": name}) for name in profiles}
         except ImportError as error:
             raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
         except ValueError as error:

@@ -130,6 +130,8 @@ def _decode_detail(timings: timings_pb2.StageTimings) -> str:
         f"{timings.decode_step_count} steps",
         f"between tokens p50 {_ms(timings.inter_token_p50_ns)}, p99 {_ms(timings.inter_token_p99_ns)}",
     ]
+    if timings.drafted_token_count:
+        parts.append(f"{timings.accepted_token_count} of {timings.drafted_token_count} guesses right")
     if timings.stalled_ns:
         parts.append(f"stalled by prefill {_ms(timings.stalled_ns)}")
     if timings.paused_ns:

@@ -34,6 +34,10 @@ _ENGINE_FLAGS = {
     "--tensor-parallel": ("HEADRACE_ENGINE_TENSOR_PARALLEL", "GPUs, a process each, that share the model"),
     "--max-num-seqs": ("HEADRACE_ENGINE_MAX_NUM_SEQS", "most sequences in one step"),
     "--max-num-batched-tokens": ("HEADRACE_ENGINE_MAX_NUM_BATCHED_TOKENS", "most tokens in one step"),
+    "--num-speculative-tokens": (
+        "HEADRACE_ENGINE_NUM_SPECULATIVE_TOKENS",
+        "most guessed tokens computed of one request in one step; 0: no speculation",
+    ),
     "--max-model-len": ("HEADRACE_ENGINE_MAX_MODEL_LEN", "context in tokens (default: the model's own)"),
     "--threads": ("HEADRACE_ENGINE_THREADS", "threads of one tensor operation (default: one a core)"),
 }

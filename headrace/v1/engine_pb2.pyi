@@ -219,7 +219,7 @@ class GenerationEnding(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., matched_token_id: _Optional[int] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ..., timings: _Optional[_Union[EngineTimings, _Mapping]] = ..., error_code: _Optional[int] = ..., error_reason: _Optional[str] = ..., error_field: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class EngineTimings(_message.Message):
-    __slots__ = ("total_ns", "queue_ns", "queue_reason", "prefill_ns", "computed_token_count", "cached_token_count", "prefill_chunk_count", "decode_ns", "decode_step_count", "inter_token_p50_ns", "inter_token_p99_ns", "inter_token_max_ns", "stalled_ns", "paused_ns", "preempted_ns", "preemption_count", "recomputed_token_count")
+    __slots__ = ("total_ns", "queue_ns", "queue_reason", "prefill_ns", "computed_token_count", "cached_token_count", "prefill_chunk_count", "decode_ns", "decode_step_count", "inter_token_p50_ns", "inter_token_p99_ns", "inter_token_max_ns", "stalled_ns", "paused_ns", "preempted_ns", "preemption_count", "recomputed_token_count", "drafted_token_count", "accepted_token_count")
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +237,8 @@ class EngineTimings(_message.Message):
     PREEMPTED_NS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTION_COUNT_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     total_ns: int
     queue_ns: int
     queue_reason: _timings_pb2.QueueReason
@@ -254,10 +256,12 @@ class EngineTimings(_message.Message):
     preempted_ns: int
     preemption_count: int
     recomputed_token_count: int
-    def __init__(self, total_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., queue_reason: _Optional[_Union[_timings_pb2.QueueReason, str]] = ..., prefill_ns: _Optional[int] = ..., computed_token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., prefill_chunk_count: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_step_count: _Optional[int] = ..., inter_token_p50_ns: _Optional[int] = ..., inter_token_p99_ns: _Optional[int] = ..., inter_token_max_ns: _Optional[int] = ..., stalled_ns: _Optional[int] = ..., paused_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., preemption_count: _Optional[int] = ..., recomputed_token_count: _Optional[int] = ...) -> None: ...
+    drafted_token_count: int
+    accepted_token_count: int
+    def __init__(self, total_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., queue_reason: _Optional[_Union[_timings_pb2.QueueReason, str]] = ..., prefill_ns: _Optional[int] = ..., computed_token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., prefill_chunk_count: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_step_count: _Optional[int] = ..., inter_token_p50_ns: _Optional[int] = ..., inter_token_p99_ns: _Optional[int] = ..., inter_token_max_ns: _Optional[int] = ..., stalled_ns: _Optional[int] = ..., paused_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., preemption_count: _Optional[int] = ..., recomputed_token_count: _Optional[int] = ..., drafted_token_count: _Optional[int] = ..., accepted_token_count: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count", "kv_wasted_token_count")
+    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count", "kv_wasted_token_count", "drafted_token_count", "accepted_token_count")
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +274,8 @@ class EngineStats(_message.Message):
     DECODED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     STEP_COUNT_FIELD_NUMBER: _ClassVar[int]
     KV_WASTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     running_count: int
     waiting_count: int
     paused_count: int
@@ -282,7 +288,9 @@ class EngineStats(_message.Message):
     decoded_token_count: int
     step_count: int
     kv_wasted_token_count: int
-    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_wasted_token_count: _Optional[int] = ...) -> None: ...
+    drafted_token_count: int
+    accepted_token_count: int
+    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_wasted_token_count: _Optional[int] = ..., drafted_token_count: _Optional[int] = ..., accepted_token_count: _Optional[int] = ...) -> None: ...
 
 class MemoryLedger(_message.Message):
     __slots__ = ("weight_bytes", "kv_bytes", "kv_bytes_per_token", "kv_block_size", "kv_block_count", "kv_formula", "peak_activation_bytes", "allocator_reserved_bytes", "allocator_allocated_bytes", "allocator_largest_free_bytes")

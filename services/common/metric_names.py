@@ -145,7 +145,7 @@ STREAM_ENGINES_LOST = _counter("headrace.stream.engines.lost", COUNT, "Attachmen
 
 STEP_DURATION = _histogram("headrace.step.duration", SECONDS, _STEP, "One step, schedule to publish", "kind")
 STEP_SEQUENCES = _histogram("headrace.step.sequences", COUNT, _POWERS, "Sequences in a step")
-STEP_TOKENS = _histogram("headrace.step.tokens", COUNT, _TOKENS, "Tokens of a step: prefill, decode", "kind")
+STEP_TOKENS = _histogram("headrace.step.tokens", COUNT, _TOKENS, "Tokens of a step: prefill, decode, draft", "kind")
 HOST_GAP = _histogram(
     "headrace.host.gap", SECONDS, _SHORT, "From one step's computing to the next one's, while there was work"
 )
@@ -164,6 +164,8 @@ PAUSED = _counter("headrace.paused", SECONDS, "Time in which readers had granted
 PREEMPTED = _counter("headrace.preempted", SECONDS, "Time between preemption and being scheduled again")
 PREEMPTIONS = _counter("headrace.preemptions", COUNT, "Running requests that lost their blocks")
 RECOMPUTED = _counter("headrace.recomputed.tokens", COUNT, "Tokens computed again because of preemptions")
+DRAFTED = _counter("headrace.drafted.tokens", COUNT, "Tokens guessed by lookup and computed ahead")
+ACCEPTED = _counter("headrace.accepted.tokens", COUNT, "Of those, became output")
 SEQUENCES = _gauge("headrace.sequences", COUNT, "Requests in the engine: running, waiting, paused", "state")
 SEQUENCES_LIMIT = _gauge("headrace.sequences.limit", COUNT, "Most sequences in a step")
 BACKLOG = _gauge("headrace.backlog.tokens", COUNT, "Known tokens of waiting requests that are not computed")

@@ -25,7 +25,7 @@ class Blame:
         """Charges one step; `name_of` names a request of the step."""
         if not facts.prefill_token_count or not facts.decode_token_count:
             return
-        total = facts.prefill_token_count + facts.decode_token_count
+        total = facts.prefill_token_count + facts.decode_token_count + facts.draft_token_count
         shares = [
             (name_of(m.request_id) or REST, facts.step_ns * m.token_count // total)
             for m in facts.members

@@ -58,6 +58,11 @@ class StepBudget:
         return len(self.counts) >= self._policy.max_num_seqs
 
     @property
+    def left(self) -> int:
+        """Tokens that nobody has been given."""
+        return self._left
+
+    @property
     def spent(self) -> bool:
         """True when no token is left."""
         return self._left == 0

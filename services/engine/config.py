@@ -61,6 +61,8 @@ class EngineConfig:
     """Context; None: the model's own. Cannot be longer than that."""
     threads: int | None = None
     """Threads of one tensor operation; None: torch's choice."""
+    num_speculative_tokens: int = 0
+    """Guessed tokens of one request a step, at most; 0: none."""
     prefix_cache: bool = True
     deterministic: bool = False
     """Same ids and log probabilities, bit for bit, whatever the batch, the chunks and the cache; slower."""
@@ -95,6 +97,8 @@ class EngineConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to {_LONGEST_WAIT_S}")
 
     def _check_together(self) -> None:
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens is {self.num_speculative_tokens}; it must not be negative")
         if self.deterministic and (self.kernels not in ("auto", "cpu") or self.device == "cuda"):
             raise ValueError(f"deterministic is on with kernels {self.kernels!r}, device {self.device!r}; it needs cpu")
         if self.deterministic and self.tensor_parallel > 1:
@@ -138,5 +142,6 @@ class EngineConfig:
             ),
             watermark=self.watermark,
             paused_kv_share=self.paused_kv_share,
+            num_speculative_tokens=self.num_speculative_tokens,
             waiting=WaitingPolicy({Priority.STANDARD: standard_ns, Priority.BATCH: batch_ns}),
         )

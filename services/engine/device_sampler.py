@@ -16,8 +16,9 @@ import torch
 from services.engine.kernels.triton.draw import draw
 from services.engine.plan import Sampled
 from services.engine.randomness import row_key
-from services.engine.request import Request
+from services.engine.request import SamplingParams
 from services.engine.sampler import NEGLIGIBLE, NOT_FINITE, Sampler, untouched
+from services.engine.step import LogitRow
 from services.engine.transfer import to_device
 
 _NO_TOKEN = -1
@@ -27,42 +28,43 @@ class DeviceSampler(Sampler):
     """A sampler of logits on a GPU."""
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+    def sample(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
         """Choose one token a row; as ``Sampler.sample``."""
-        here = [row for row, request in enumerate(requests) if untouched(request)]
-        rest = [row for row, request in enumerate(requests) if not untouched(request)]
-        chosen = choose(_rows(logits, here), [requests[row] for row in here]) if here else None
+        here = [place for place, row in enumerate(rows) if untouched(row)]
+        rest = [place for place, row in enumerate(rows) if not untouched(row)]
+        chosen = choose(_rows(logits, here), [rows[place] for place in here]) if here else None
         results: dict[int, Sampled] = {}
         if rest:
-            owners = [requests[row] for row in rest]
-            results.update(zip(rest, super().sample(_rows(logits, rest).cpu(), owners), strict=True))
-        for row, token in zip(here, chosen.tolist() if chosen is not None else (), strict=True):  # the host waits here
-            results[row] = Sampled(token, error=NOT_FINITE if token == _NO_TOKEN else None)
-        return [results[row] for row in range(len(requests))]
+            others = [rows[place] for place in rest]
+            results.update(zip(rest, super().sample(_rows(logits, rest).cpu(), others), strict=True))
+        ids = chosen.tolist() if chosen is not None else ()  # the host waits here
+        for place, token in zip(here, ids, strict=True):
+            results[place] = Sampled(token, error=NOT_FINITE if token == _NO_TOKEN else None)
+        return [results[place] for place in range(len(rows))]
 
 
-def choose(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def choose(logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
     """[L] int64 token ids on the device of the [L, vocabulary] logits, -1 where they are not finite; nobody waits."""
     peaks, ids = logits.max(dim=-1)
-    drawn = [row for row, request in enumerate(requests) if not request.sampling.greedy]
+    drawn = [place for place, row in enumerate(rows) if not row.request.sampling.greedy]
     if drawn:
-        random = [requests[row] for row in drawn]
-        temperatures = np.array([[r.sampling.temperature] for r in random], dtype=np.float32)
+        random = [rows[place] for place in drawn]
+        samplings = [row.request.sampling for row in random]
+        temperatures = np.array([[s.temperature] for s in samplings], dtype=np.float32)
         scaled = _rows(logits, drawn).float()
         # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
         scaled = (scaled - scaled.amax(dim=-1, keepdim=True)).div_(to_device(temperatures, logits.device))
-        if any(_filters(request) for request in random):
-            scaled = _filtered(scaled, random)
-        keys = np.array([row_key(r.seed, r.token_count) for r in random], dtype=np.uint64).view(np.int64)
+        if any(map(_filters, samplings)):
+            scaled = _filtered(scaled, samplings)
+        keys = np.array([row_key(row.request.seed, row.tokens.size) for row in random], dtype=np.uint64).view(np.int64)
         winners = draw(scaled, to_device(keys, logits.device), -NEGLIGIBLE)
-        ids = winners if len(drawn) == len(requests) else ids.index_copy(0, _index(drawn, logits.device), winners)
+        ids = winners if len(drawn) == len(rows) else ids.index_copy(0, _index(drawn, logits.device), winners)
     return torch.where(peaks.isfinite(), ids, _NO_TOKEN)
 
 
-def _filtered(scaled: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _filtered(scaled: torch.Tensor, samplings: Sequence[SamplingParams]) -> torch.Tensor:
     """The [L, vocabulary] logits with -inf at what min_p, then top_k, then top_p drop; a tie is cut by id."""
     device, size = scaled.device, scaled.shape[1]
-    samplings = [request.sampling for request in requests]
     lowest = np.array([[math.log(s.min_p) if s.min_p > 0 else -math.inf] for s in samplings])
     most = np.array([[s.top_k if 0 < s.top_k < size else size] for s in samplings])
     mass = np.array([[s.top_p] for s in samplings])
@@ -77,8 +79,7 @@ def _filtered(scaled: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor
     return torch.empty_like(scaled).scatter_(1, order, kept)
 
 
-def _filters(request: Request) -> bool:
-    s = request.sampling
+def _filters(s: SamplingParams) -> bool:
     return s.min_p > 0 or s.top_k > 0 or s.top_p < 1
 
 

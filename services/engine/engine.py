@@ -27,7 +27,7 @@ from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, Request, RequestRefused
 from services.engine.runner import ModelRunner, allocate_kv
 from services.engine.scheduler import Scheduler
-from services.engine.step import ScheduledStep, StepResult
+from services.engine.step import ScheduledStep
 from services.engine.warm_up import ActivationMeter, largest_step
 
 __all__ = ["Engine", "EngineConfig"]
@@ -142,14 +142,15 @@ class Engine:
     def step(self) -> StepOutput:
         """Schedule, run, sample, commit, publish, release."""
         step = self._scheduler.schedule()
-        result, host_gap_ns = StepResult([]), None
+        known: list[tuple[Request, Sampled]] = []
+        host_gap_ns = None
         if step is not None:
             host_gap_ns = None if self._computed_ns is None else self._clock() - self._computed_ns
             result = self._guard.step(step)
             self._computed_ns = self._clock()
-            self._scheduler.commit(step, result)
+            known = self._scheduler.commit(step, result)
         ended = self._scheduler.roster.take_ended()
-        output = self._publish(step, result, ended, host_gap_ns)
+        output = self._publish(step, known, ended, host_gap_ns)
         for request in ended:
             self._scheduler.roster.release(request)
         return output
@@ -159,17 +160,18 @@ class Engine:
         self._computed_ns = None
 
     def _publish(
-        self, step: ScheduledStep | None, result: StepResult, ended: list[Request], host_gap_ns: int | None
+        self,
+        step: ScheduledStep | None,
+        known: list[tuple[Request, Sampled]],
+        ended: list[Request],
+        host_gap_ns: int | None,
     ) -> StepOutput:
         """What to tell: a news item for each request with tokens, then for each that ended without."""
-        news: list[RequestOutput] = []
-        told: set[int] = set()
-        if step is not None:
-            for request, sampled in zip(step.sampled, result.sampled, strict=True):
-                if sampled.error is None and request.request_id not in result.failed:
-                    told.add(request.request_id)
-                    news.append(_news(request, sampled))
-        news.extend(_news(request, None) for request in ended if request.request_id not in told)
+        tokens: dict[Request, list[Sampled]] = {}
+        for request, sampled in known:
+            tokens.setdefault(request, []).append(sampled)
+        news = [_news(request, new) for request, new in tokens.items()]
+        news.extend(_news(request, []) for request in ended if request not in tokens)
         if step is None:
             return StepOutput(news)
         facts = StepFacts(
@@ -177,10 +179,13 @@ class Engine:
             step_ns=self._clock() - step.started_ns,
             prefill_token_count=step.prefill_token_count,
             decode_token_count=step.decode_token_count,
+            draft_token_count=step.draft_token_count,
             sequence_count=step.plan.sequence_count,
             members=tuple(
-                StepMember(request.request_id, count, decoding)
-                for request, count, decoding in zip(step.requests, step.counts, step.decoding, strict=True)
+                StepMember(request.request_id, count + draft.size, decoding)
+                for request, count, draft, decoding in zip(
+                    step.requests, step.counts, step.drafts, step.decoding, strict=True
+                )
             ),
             host_gap_ns=host_gap_ns,
         )
@@ -232,6 +237,8 @@ class Engine:
             preemption_count=self._scheduler.roster.preemption_count,
             prefilled_token_count=counters.prefilled_token_count,
             decoded_token_count=counters.decoded_token_count,
+            drafted_token_count=counters.drafted_token_count,
+            accepted_token_count=counters.accepted_token_count,
             step_count=counters.step_count,
             prefix_queried_token_count=self._cache.queried_token_count,
             prefix_hit_token_count=self._cache.hit_token_count,
@@ -286,14 +293,14 @@ class Engine:
                 raise RuntimeError(f"the warm-up generation ended {request.finish}: {request.error}")
 
 
-def _news(request: Request, result: Sampled | None) -> RequestOutput:
-    first = result is not None and request.output_count == request.resumed_count + 1
-    logprobs = result.logprobs if result is not None else None
+def _news(request: Request, new: list[Sampled]) -> RequestOutput:
+    first = bool(new) and request.output_count == request.resumed_count + len(new)
     explained = first and request.sampling.prompt_logprobs is not None
+    logprobs = tuple(sampled.logprobs for sampled in new if sampled.logprobs is not None)
     return RequestOutput(
         request_id=request.request_id,
-        token_ids=(result.token_id,) if result is not None else (),
-        logprobs=(logprobs,) if logprobs is not None else None,
+        token_ids=tuple(sampled.token_id for sampled in new),
+        logprobs=logprobs or None,
         prompt_ids=tuple(request.prompt_ids[1:].tolist()) if explained else None,
         prompt_logprobs=tuple(request.prompt_logprobs) if explained else None,
         finish=request.finish,

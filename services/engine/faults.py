@@ -1,8 +1,8 @@
 """Keeps a fault in one sequence of a step from ending the others. Knows steps; not what computes them.
 
-When a whole step fails, its sequences are computed again, one by one: that writes the same keys and values to the
-same slots. Those that fail by themselves end, the others have lost some time. When steps keep failing whole, the
-fault is not the requests': the exception goes on, and the process ends.
+When a whole step fails, its sequences are computed again, one by one and without guesses: that writes the same keys
+and values to the same slots. Those that fail by themselves end, the others have lost some time. When steps keep
+failing whole, the fault is not the requests': the exception goes on, and the process ends.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class FaultGuard:
 
     def _one_by_one(self, step: ScheduledStep, first: Exception) -> StepResult:
         whole = StepResult([])
-        if len(step.requests) == 1:
+        if len(step.requests) == 1 and not step.draft_token_count:
             _add(whole, _failure(step, first))
         else:
-            for single in single_steps(step, self._block_size):
+            for single, draft in zip(single_steps(step, self._block_size), step.drafts, strict=True):
                 try:
                     result = self._runner.step(single)
                 except EngineFault:
@@ -65,6 +65,7 @@ class FaultGuard:
                 except Exception as error:  # noqa: BLE001 - as above
                     result = _failure(single, error)
                 _add(whole, result)
+                whole.sampled.extend([None] * draft.size)
         if len(whole.failed) == len(step.requests):
             self._lost_count += 1
             if self._lost_count >= PATIENCE:

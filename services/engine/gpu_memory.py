@@ -93,6 +93,6 @@ def run_largest_step(part: ModelConfig, context: int, config: EngineConfig, bare
     runner = ModelRunner(bare.decoder, bare.kernels, bare.sampler, kv)
     step = write_step(requests, [request.prompt_count for request in requests], size, now=0)
     for sampled in runner.step(step).sampled:
-        if sampled.error is not None:
-            raise RuntimeError(f"the largest step failed: {sampled.error}")
+        if sampled is None or sampled.error is not None:
+            raise RuntimeError(f"the largest step failed: {sampled and sampled.error}")
     return sum(layer.nbytes for layer in kv)

@@ -40,7 +40,11 @@ class Measures:
         metrics.observe(names.STEP_SEQUENCES, facts.sequence_count)
         if facts.host_gap_ns is not None:
             metrics.observe(names.HOST_GAP, facts.host_gap_ns / 1e9)
-        for of, count in (("prefill", facts.prefill_token_count), ("decode", facts.decode_token_count)):
+        for of, count in (
+            ("prefill", facts.prefill_token_count),
+            ("decode", facts.decode_token_count),
+            ("draft", facts.draft_token_count),
+        ):
             if count:
                 metrics.observe(names.STEP_TOKENS, count, of)
 
@@ -92,5 +96,7 @@ class Measures:
         metrics.set(names.KV_WASTED, stats.kv_wasted_token_count)
         metrics.set(names.BACKLOG, stats.backlog_token_count)
         metrics.total(names.PREEMPTIONS, stats.preemption_count)
+        metrics.total(names.DRAFTED, stats.drafted_token_count)
+        metrics.total(names.ACCEPTED, stats.accepted_token_count)
         metrics.total(names.PREFIX_QUERIED, stats.prefix_queried_token_count)
         metrics.total(names.PREFIX_HIT, stats.prefix_hit_token_count)

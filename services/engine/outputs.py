@@ -54,6 +54,7 @@ class StepMember:
 
     request_id: int
     token_count: int
+    """Guesses too."""
     decoding: bool
     """It had caught up but for its last token; else the tokens are of its prompt, or recomputed."""
 
@@ -71,6 +72,8 @@ class StepFacts:
     host_gap_ns: int | None = None
     """From the end of the last step's computing to the beginning of this one's: scheduling, publishing, commands.
     None: there was nothing to compute between them."""
+    draft_token_count: int = 0
+    """Guessed tokens, beside those of decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,10 @@ class EngineStats:
     preemption_count: int
     prefilled_token_count: int
     decoded_token_count: int
+    drafted_token_count: int
+    """Guessed tokens that were computed."""
+    accepted_token_count: int
+    """Of those, the ones that became output."""
     step_count: int
     prefix_queried_token_count: int
     prefix_hit_token_count: int

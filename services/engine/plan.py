@@ -39,7 +39,7 @@ class StepPlan:
     decode_count: int
     """How many leading sequences have exactly one token."""
     logit_rows: NDArray[np.int32]
-    """[L] rows of the T tokens after which a token is sampled, ascending."""
+    """[L] rows of the T tokens after which a token is sampled, ascending; of each sequence its last ones."""
     prompt_rows: NDArray[np.int32]
     """[P] rows of the T tokens whose next token, of the prompt, is to be explained, ascending."""
 
@@ -64,8 +64,8 @@ class PlannedSequence:
     """Position of the first of them."""
     block_table: NDArray[np.int32]
     """Blocks that hold positions 0 to start + n - 1 (or more)."""
-    needs_logits: bool
-    """Whether a token is sampled after the last of them."""
+    logit_count: int
+    """After how many of them, the last ones, a token is sampled."""
     prompt_rows: range = range(0)
     """Which of the n tokens are followed by a prompt token that is to be explained."""
 
@@ -85,7 +85,7 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
     offsets = np.arange(owner.size, dtype=np.int32) - query_starts[owner]
     positions = starts[owner] + offsets
     blocks = block_tables[owner, positions // block_size]
-    wanted = np.fromiter((s.needs_logits for s in sequences), dtype=bool, count=len(sequences))
+    wanted = np.fromiter((s.logit_count for s in sequences), dtype=np.int32, count=len(sequences))
     return StepPlan(
         block_size=block_size,
         token_ids=np.concatenate([s.token_ids for s in sequences]),
@@ -95,7 +95,7 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
         context_lens=context_lens,
         block_tables=block_tables,
         decode_count=int((lengths == 1).sum()),
-        logit_rows=query_starts[1:][wanted] - 1,
+        logit_rows=_last_rows(query_starts[1:], wanted),
         prompt_rows=np.concatenate(
             [
                 start + np.arange(s.prompt_rows.start, s.prompt_rows.stop, dtype=np.int32)
@@ -103,6 +103,12 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
             ]
         ).astype(np.int32),
     )
+
+
+def _last_rows(ends: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The last ``counts[s]`` rows before each ``ends[s]``, one after the other."""
+    closes = np.cumsum(counts, dtype=np.int32)
+    return np.repeat(ends - closes, counts) + np.arange(closes[-1], dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)

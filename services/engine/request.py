@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from services.engine.speculation import Lookup
+
 UNLIMITED_CREDITS = 1 << 62
 """A credit limit that no request reaches."""
 
@@ -190,6 +192,12 @@ class RequestClock:
     """Tokens computed again because of preemptions (those found in the cache are not counted)."""
     paused_ns: int = 0
     """Time after the first token in which the reader had granted no credits."""
+    decode_step_count: int = 0
+    """Steps that gave this request a token, or several."""
+    drafted_token_count: int = 0
+    """Guessed tokens that were computed."""
+    accepted_token_count: int = 0
+    """Of those, the ones that became output."""
     stalled_ns: int = 0
     """Decode time owed to other requests' prefill: each shared step's time times the share of its tokens
     that were others' prefill."""
@@ -237,6 +245,7 @@ class Request:
         "fair_weight",
         "finish",
         "ignore_eos",
+        "lookup",
         "lost_count",
         "matched_stop_id",
         "max_tokens",
@@ -318,6 +327,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] = []  # where asked for: of tokens 1, 2, ..., as they are computed
         self.block_table = IntBuffer()
         self.block_hashes: list[bytes] = []  # chained, one a full block
+        self.lookup: Lookup | None = None  # where its tokens are guessed from; made when first needed
         self.predicted_cached_count = 0  # found in the cache on arrival; orders the queue
         self.protected = False  # waited, or was preempted, too long: others are preempted first
         self.lost_count = 0  # tokens that were computed before the last preemption
@@ -340,6 +350,12 @@ class Request:
     def pending_count(self) -> int:
         """Known tokens that are not computed yet."""
         return len(self.tokens) - self.computed_count
+
+    @property
+    def most_new_tokens(self) -> int:
+        """Tokens that it may still be given, by its length and by its reader."""
+        allowed = self.credit_limit if self.max_tokens is None else min(self.max_tokens, self.credit_limit)
+        return allowed - self.output_count
 
     @property
     def reusable_count(self) -> int:

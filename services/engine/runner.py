@@ -14,9 +14,8 @@ from services.engine.kernels.base import Kernels
 from services.engine.model.config import ModelConfig
 from services.engine.plan import Sampled, StepPlan, TokenLogprobs
 from services.engine.ranks import LeadDecoder, LeadKernels
-from services.engine.request import Request
 from services.engine.sampler import Sampler, explain
-from services.engine.step import ScheduledStep, StepResult
+from services.engine.step import LogitRow, ScheduledStep, StepResult
 from services.engine.transfer import to_device
 
 _EXPLAINED_ROWS = 64  # rows of the vocabulary's width held at once while a prompt is explained
@@ -79,13 +78,12 @@ class ModelRunner:
         explained = self._explain(step, hidden, failed)
         return StepResult(self._sample(logits, step.sampled), explained, failed)
 
-    def _sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
-        if not requests:
+    def _sample(self, logits: torch.Tensor, rows: list[LogitRow]) -> list[Sampled | None]:
+        if not rows:
             return []
         if not self._row_by_row:
-            return self._sampler.sample(logits, requests)
-        rows = torch.split(logits, 1)
-        return [self._sampler.sample(row, [request])[0] for row, request in zip(rows, requests, strict=True)]
+            return [*self._sampler.sample(logits, rows)]
+        return [self._sampler.sample(one, [row])[0] for one, row in zip(torch.split(logits, 1), rows, strict=True)]
 
     def _explain(self, step: ScheduledStep, hidden: torch.Tensor, failed: dict[int, str]) -> list[list[TokenLogprobs]]:
         """Log probabilities of prompt tokens, a few rows of logits at a time, so that they never fill the memory."""

@@ -8,6 +8,7 @@ on no other row, and a row that fails ends alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from services.engine.plan import Sampled, TokenLogprobs
 from services.engine.randomness import gumbel
 from services.engine.request import Request
+from services.engine.step import LogitRow
 
 LOWEST_LOGPROB = -9999.0
 NOT_FINITE = "the logits are not finite"
@@ -30,90 +32,87 @@ class Sampler:
         self._eos = eos_token_ids
 
     @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
+    def sample(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
         """Choose one token a row.
 
         Args:
             logits: [L, vocabulary] raw; may be overwritten.
-            requests: [L] their owners, with every known token.
+            rows: [L] whose they are, and after which tokens.
 
         Returns:
             [L] tokens, or the error that ends that row's request.
         """
-        if all(request.sampling.greedy and untouched(request) for request in requests):
+        if all(row.request.sampling.greedy and untouched(row) for row in rows):
             peaks, ids = logits.max(dim=-1)
             return [
                 Sampled(token) if math.isfinite(peak) else _failed(NOT_FINITE)
                 for token, peak in zip(ids.tolist(), peaks.tolist(), strict=True)
             ]
-        return self._sample_any(logits.float(), requests)
+        return self._sample_any(logits.float(), rows)
 
-    def _sample_any(self, logits: torch.Tensor, requests: list[Request]) -> list[Sampled]:
-        results: list[Sampled | None] = [None] * len(requests)
+    def _sample_any(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
+        results: list[Sampled | None] = [None] * len(rows)
         raw: dict[int, torch.Tensor] = {}
-        for row, (request, peak) in enumerate(zip(requests, logits.amax(dim=-1).tolist(), strict=True)):
+        for place, (row, peak) in enumerate(zip(rows, logits.amax(dim=-1).tolist(), strict=True)):
             if not math.isfinite(peak):
-                results[row] = _failed(NOT_FINITE)
+                results[place] = _failed(NOT_FINITE)
                 continue
-            if request.sampling.logprobs is not None:
-                raw[row] = logits[row].clone()
+            if row.request.sampling.logprobs is not None:
+                raw[place] = logits[place].clone()
             try:
-                self._shape(logits[row], request)
+                self._shape(logits[place], row)
             except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
-                results[row] = _failed(f"shaping the logits failed: {error}")
+                results[place] = _failed(f"shaping the logits failed: {error}")
         peaks, best = logits.max(dim=-1)
-        for row, (request, peak) in enumerate(zip(requests, peaks.tolist(), strict=True)):
-            if results[row] is None and not math.isfinite(peak):
-                results[row] = _failed("no token is left to choose from")
-            elif results[row] is None and request.sampling.greedy:
-                results[row] = Sampled(int(best[row]))
-        self._draw([row for row, result in enumerate(results) if result is None], logits, requests, results)
-        return [self._explain(result, raw.get(row), requests[row]) for row, result in enumerate(results)]
+        for place, (row, peak) in enumerate(zip(rows, peaks.tolist(), strict=True)):
+            if results[place] is None and not math.isfinite(peak):
+                results[place] = _failed("no token is left to choose from")
+            elif results[place] is None and row.request.sampling.greedy:
+                results[place] = Sampled(int(best[place]))
+        self._draw([place for place, result in enumerate(results) if result is None], logits, rows, results)
+        return [self._explain(result, raw.get(place), rows[place].request) for place, result in enumerate(results)]
 
-    def _shape(self, row: torch.Tensor, request: Request) -> None:
+    def _shape(self, logits: torch.Tensor, row: LogitRow) -> None:
         """Bias, allowed, bad sequences, min_tokens, penalties: on one row, in place."""
-        sampling = request.sampling
+        sampling = row.request.sampling
         if sampling.logit_bias:
             ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
-            row.index_add_(0, ids, torch.tensor(list(sampling.logit_bias.values()), dtype=row.dtype))
+            logits.index_add_(0, ids, torch.tensor(list(sampling.logit_bias.values()), dtype=logits.dtype))
         if sampling.allowed_token_ids is not None:
             ids = torch.tensor(sampling.allowed_token_ids, dtype=torch.int64)
-            kept = row[ids]
-            row.fill_(-math.inf)
-            row[ids] = kept
-        banned = _banned(request)
-        if request.output_count < sampling.min_tokens:
-            banned |= request.stop_token_ids
-            if not request.ignore_eos:
-                banned |= self._eos
+            kept = logits[ids]
+            logits.fill_(-math.inf)
+            logits[ids] = kept
+        banned = banned_ids(row, self._eos)
         if banned:
-            row[torch.tensor(sorted(banned), dtype=torch.int64)] = -math.inf
-        _penalise(row, request)
+            logits[torch.tensor(sorted(banned), dtype=torch.int64)] = -math.inf
+        _penalise(logits, row)
 
     def _draw(
         self,
-        rows: list[int],
+        places: list[int],
         logits: torch.Tensor,
-        requests: list[Request],
+        rows: Sequence[LogitRow],
         results: list[Sampled | None],
     ) -> None:
         """Fill in the results of random rows."""
-        if not rows:
+        if not places:
             return
-        scaled = logits[rows]
-        temperatures = torch.tensor([[requests[row].sampling.temperature] for row in rows], dtype=scaled.dtype)
+        scaled = logits[places]
+        temperatures = torch.tensor(
+            [[rows[place].request.sampling.temperature] for place in places], dtype=scaled.dtype
+        )
         # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
         scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperatures)
         totals = torch.logsumexp(scaled, dim=-1).tolist()
         values, ids = scaled.topk(min(_CANDIDATES, scaled.shape[-1]), dim=-1)
         rows_of, values_of, ids_of = scaled.numpy(), values.numpy(), ids.numpy()
-        for index, row in enumerate(rows):
-            request = requests[row]
+        for index, place in enumerate(places):
             try:
-                token = _choose(request, rows_of[index], values_of[index], ids_of[index], totals[index])
-                results[row] = Sampled(token)
+                token = _choose(rows[place], rows_of[index], values_of[index], ids_of[index], totals[index])
+                results[place] = Sampled(token)
             except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
-                results[row] = _failed(f"drawing a token failed: {error}")
+                results[place] = _failed(f"drawing a token failed: {error}")
 
     def _explain(self, result: Sampled | None, raw: torch.Tensor | None, request: Request) -> Sampled:
         """Add logprobs of the raw softmax where they were asked for."""
@@ -144,15 +143,15 @@ def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     )
 
 
-def untouched(request: Request) -> bool:
+def untouched(row: LogitRow) -> bool:
     """Nothing changes or explains the logits, whatever is then chosen by them."""
-    s = request.sampling
+    s = row.request.sampling
     return (
         s.logprobs is None
         and not s.logit_bias
         and s.allowed_token_ids is None
         and not s.bad_sequences
-        and request.output_count >= s.min_tokens
+        and row.output.size >= s.min_tokens
         and s.repetition_penalty == 1.0
         and s.presence_penalty == 0.0
         and s.frequency_penalty == 0.0
@@ -163,34 +162,38 @@ def _failed(text: str) -> Sampled:
     return Sampled(token_id=-1, error=text)
 
 
-def _banned(request: Request) -> set[int]:
-    """Last tokens of bad sequences whose beginning has just been generated."""
+def banned_ids(row: LogitRow, eos_token_ids: frozenset[int]) -> set[int]:
+    """Last tokens of bad sequences whose beginning has just been generated; what would end before min_tokens."""
     banned: set[int] = set()
-    output = request.output_ids
+    request, output = row.request, row.output
     for sequence in request.sampling.bad_sequences:
         if not sequence:
             continue
         head = sequence[:-1]
         if len(head) <= output.size and (not head or output[-len(head) :].tolist() == list(head)):
             banned.add(sequence[-1])
+    if output.size < request.sampling.min_tokens:
+        banned |= request.stop_token_ids
+        if not request.ignore_eos:
+            banned |= eos_token_ids
     return banned
 
 
-def _penalise(row: torch.Tensor, request: Request) -> None:
+def _penalise(logits: torch.Tensor, row: LogitRow) -> None:
     """Repetition over prompt and output (Keskar et al., CTRL, 2019); presence and frequency over the output."""
-    s = request.sampling
+    s = row.request.sampling
     if s.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(request.tokens.view)).long()
-        logits = row[seen]
-        row[seen] = torch.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
-    if (s.presence_penalty or s.frequency_penalty) and request.output_count:
-        used, counts = np.unique(request.output_ids, return_counts=True)
-        penalty = torch.from_numpy(counts).to(row.dtype) * s.frequency_penalty + s.presence_penalty
-        row[torch.from_numpy(used).long()] -= penalty
+        seen = torch.from_numpy(np.unique(row.tokens)).long()
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+    if (s.presence_penalty or s.frequency_penalty) and row.output.size:
+        used, counts = np.unique(row.output, return_counts=True)
+        penalty = torch.from_numpy(counts).to(logits.dtype) * s.frequency_penalty + s.presence_penalty
+        logits[torch.from_numpy(used).long()] -= penalty
 
 
 def _choose(
-    request: Request,
+    row: LogitRow,
     scaled: NDArray[np.float32],
     values: NDArray[np.float32],
     ids: NDArray[np.int64],
@@ -199,16 +202,16 @@ def _choose(
     """Filter and draw one row.
 
     Args:
-        request: whose parameters apply.
+        row: whose parameters apply.
         scaled: [vocabulary] logits over temperature, the highest 0.
         values: the most likely of them, descending.
         ids: theirs.
         total: log of the sum of exponentials of all of ``scaled``.
     """
-    s = request.sampling
+    s = row.request.sampling
     top_k = s.top_k if 0 < s.top_k < scaled.size else 0
     if not top_k and s.min_p <= 0 and s.top_p >= 1:
-        return _pick(scaled, np.flatnonzero(scaled > -NEGLIGIBLE), request)
+        return _pick(scaled, np.flatnonzero(scaled > -NEGLIGIBLE), row)
     kept = _kept(values, top_k, s.min_p, s.top_p, total)
     # The candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
     if kept is None or values[kept - 1] == values[-1]:
@@ -220,7 +223,7 @@ def _choose(
         survivors = np.concatenate([above, ties])
     else:
         survivors = ids[:kept]
-    return _pick(scaled, survivors, request)
+    return _pick(scaled, survivors, row)
 
 
 def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, total: float) -> int | None:
@@ -242,12 +245,12 @@ def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, t
     return count if inside else None
 
 
-def _pick(scaled: NDArray[np.float32], token_ids: NDArray[np.int64], request: Request) -> int:
+def _pick(scaled: NDArray[np.float32], token_ids: NDArray[np.int64], row: LogitRow) -> int:
     """Draw one of the ids from the softmax of their logits.
 
     Each id has noise of its own, and the highest sum wins: rounding of the logits moves the choice only when the two
     best sums nearly tie. (Along cumulated probabilities it moves every boundary after it, and among thousands of
     unlikely tokens there is always one nearby.)
     """
-    noise = gumbel(request.seed, request.token_count, token_ids)
+    noise = gumbel(row.request.seed, row.tokens.size, token_ids)
     return int(token_ids[np.argmax(scaled[token_ids] + noise)])

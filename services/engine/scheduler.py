@@ -4,7 +4,8 @@ Knows requests, blocks and the clock; nothing of tensors, text or the wire.
 
 The one idea: there is no prefill phase and no decode phase, only computed tokens catching up with known
 tokens under a token budget a step. A chunk of a prompt, one decoded token, a prefix hit and the recomputation
-after a preemption are the same thing with different counts. A request without credits is not scheduled.
+after a preemption are the same thing with different counts. A request without credits is not scheduled. A guess
+(``speculation``) is a token that may become known: it takes what the step has left, and is computed ahead.
 
 Invariants: only ``commit`` advances a request (admission starts it at what the cache holds); the first request
 in rank order is never preempted, so at least one always advances.
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING
 from services.engine.block_pool import BlockPool
 from services.engine.budget import BudgetPolicy, StepBudget
 from services.engine.paused import preempt_paused, preempt_paused_over
+from services.engine.plan import Sampled
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import FinishReason, PreemptReason, QueueReason, Request, RequestStatus
 from services.engine.roster import Roster
+from services.engine.speculation import Speculation
 from services.engine.step import ScheduledStep, StepResult, write_step
 from services.engine.waiting import WaitingPolicy
 
@@ -43,6 +46,8 @@ class SchedulerConfig:
     """A paused request keeps its blocks this long when others wait for room."""
     paused_kv_share: float = 0.5
     """Share of the pool that paused requests under one salt (a tenant's) may keep."""
+    num_speculative_tokens: int = 0
+    """Guesses computed of one request a step, at most; 0: none."""
     waiting: WaitingPolicy = field(default_factory=WaitingPolicy)
 
 
@@ -52,6 +57,8 @@ class SchedulerCounters:
 
     prefilled_token_count: int = 0
     decoded_token_count: int = 0
+    drafted_token_count: int = 0
+    accepted_token_count: int = 0
     step_count: int = 0
 
 
@@ -72,6 +79,7 @@ class Scheduler:
         self._cache = cache
         self._eos = eos_token_ids
         self._clock = clock
+        self._speculation = Speculation(config.num_speculative_tokens)
         self.roster = Roster(pool, config.waiting)
 
     def add(self, request: Request) -> None:
@@ -96,35 +104,49 @@ class Scheduler:
             return None
         return self._write(shares, now)
 
-    def commit(self, step: ScheduledStep, result: StepResult) -> None:
-        """Advance every request of a step that was computed; those that failed end."""
+    def commit(self, step: ScheduledStep, result: StepResult) -> list[tuple[Request, Sampled]]:
+        """Advance every request of a step that was computed; those that failed end.
+
+        Returns:
+            The tokens that became known, request by request, each request's in order.
+        """
         now = self._clock()
         step_ns = now - step.started_ns
         self.counters.step_count += 1
-        self.counters.decoded_token_count += len(result.sampled)
         self.counters.prefilled_token_count += step.prefill_token_count
-        for request, count in zip(step.requests, step.counts, strict=True):
+        self.counters.drafted_token_count += step.draft_token_count
+        for request, count, draft, decoding in zip(step.requests, step.counts, step.drafts, step.decoding, strict=True):
             clock = request.clock
             clock.step_count += 1
-            if request.output_count and request.pending_count == 1:
+            clock.drafted_token_count += draft.size
+            if decoding:
                 clock.stalled_ns += step_ns * step.prefill_token_count // step.plan.token_count
             else:
                 clock.prefill_chunk_count += 1
             if request.request_id in result.failed:
                 self._fail(request, result.failed[request.request_id], now)
-                continue
-            before = request.computed_count
-            request.computed_count += count
-            self._cache.register(request, before)
+            else:
+                self._advance(request, request.computed_count + count)
         for (request, _), entries in zip(step.explained, result.explained, strict=True):
             request.prompt_logprobs.extend(entries)
-        for request, sampled in zip(step.sampled, result.sampled, strict=True):
-            if request.status is not RequestStatus.RUNNING:
+        known: list[tuple[Request, Sampled]] = []
+        for row, sampled in zip(step.sampled, result.sampled, strict=True):
+            request = row.request
+            if sampled is None or request.status is not RequestStatus.RUNNING or not row.valid:
                 continue
             if sampled.error is not None:
                 self._fail(request, sampled.error, now)
+                continue
+            if row.tokens.size > request.computed_count:  # its last token was a guess, and has become known
+                self._advance(request, row.tokens.size)
+                request.clock.accepted_token_count += 1
+                self.counters.accepted_token_count += 1
             else:
-                self._append(request, sampled.token_id, now)
+                request.clock.decode_step_count += 1
+            self._append(request, sampled.token_id, now)
+            known.append((request, sampled))
+        self.counters.decoded_token_count += len(known)
+        return known
 
     # --- shares ---------------------------------------------------------------------------------------
 
@@ -224,10 +246,36 @@ class Scheduler:
 
     def _write(self, shares: StepBudget, now: int) -> ScheduledStep:
         chosen = [self.roster.running_by_id(request_id) for request_id in shares.counts]
-        chosen.sort(key=lambda r: shares.counts[r.request_id] > 1)  # one-token sequences first
-        return write_step(chosen, [shares.counts[r.request_id] for r in chosen], self.config.block_size, now)
+        counts = [shares.counts[r.request_id] for r in chosen]
+        drafts = self._speculation.drafts(chosen, counts, shares.left)
+        drafts = [draft[: self._spare_places(r, draft.size)] for r, draft in zip(chosen, drafts, strict=True)]
+        lengths = [count + draft.size for count, draft in zip(counts, drafts, strict=True)]
+        order = sorted(range(len(chosen)), key=lambda place: lengths[place] > 1)  # one-token sequences first
+        return write_step(
+            [chosen[place] for place in order],
+            [counts[place] for place in order],
+            self.config.block_size,
+            now,
+            [drafts[place] for place in order],
+        )
+
+    def _spare_places(self, request: Request, count: int) -> int:
+        """Extend the block table by ``count`` places for guesses, or as many as are to be had without preempting."""
+        if not count:
+            return 0
+        size, table = self.config.block_size, request.block_table
+        missing = -(-(request.token_count + count) // size) - len(table)
+        for block in self._pool.allocate(max(0, min(missing, self._pool.reusable_count))):
+            table.append(block)
+        return min(count, len(table) * size - request.token_count)
 
     # --- transitions ----------------------------------------------------------------------------------
+
+    def _advance(self, request: Request, computed_count: int) -> None:
+        """The request's first ``computed_count`` tokens are computed; full blocks of them may be shared."""
+        before = request.computed_count
+        request.computed_count = computed_count
+        self._cache.register(request, before)
 
     def _fail(self, request: Request, error: str, now: int) -> None:
         request.error = error

@@ -76,6 +76,9 @@ class EngineSettings:
     )
     max_model_len: int | None = setting(None, "context in tokens; unset: the model's own", minimum=2)
     threads: int | None = setting(None, "threads of one tensor operation; unset: one a core", minimum=1, maximum=1024)
+    num_speculative_tokens: int = setting(
+        0, "most guessed tokens computed of one request in one step; 0: no speculation", minimum=0, maximum=64
+    )
     prefix_cache: bool = setting(True, "keep the KV of finished prompts for later ones")
     deterministic: bool = setting(False, "the same bits whatever the batch, the chunks and the cache; slower")
 

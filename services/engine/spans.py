@@ -108,7 +108,9 @@ class RequestSpans:
             self._record(names.SPAN_ENGINE_PREFILL, scheduled, first or ended, attributes, "" if first else failed)
         if first:
             attributes = {
-                names.STEPS: usage.output_token_count,
+                names.STEPS: clock.decode_step_count,
+                names.DRAFTED_TOKENS: clock.drafted_token_count,
+                names.ACCEPTED_TOKENS: clock.accepted_token_count,
                 names.ITL_P50_MS: clock.gap_ns(0.5) / 1e6,
                 names.ITL_P99_MS: clock.gap_ns(0.99) / 1e6,
                 names.ITL_MAX_MS: clock.gap_ns(1.0) / 1e6,

@@ -172,11 +172,13 @@ def timings_of(usage: RequestUsage) -> engine_pb2.EngineTimings:
         preempted_ns=clock.preempted_ns,
         preemption_count=clock.preemption_count,
         recomputed_token_count=clock.recomputed_token_count,
+        decode_step_count=clock.decode_step_count,
+        drafted_token_count=clock.drafted_token_count,
+        accepted_token_count=clock.accepted_token_count,
     )
     if clock.first_token_ns:
         timings.prefill_ns = clock.first_token_ns - scheduled
         timings.decode_ns = clock.last_token_ns - clock.first_token_ns
-        timings.decode_step_count = usage.output_token_count
         timings.inter_token_p50_ns = clock.gap_ns(0.5)
         timings.inter_token_p99_ns = clock.gap_ns(0.99)
         timings.inter_token_max_ns = clock.gap_ns(1.0)
@@ -198,4 +200,6 @@ def stats_of(stats: EngineStats, open_stream_count: int) -> engine_pb2.EngineSta
         decoded_token_count=stats.decoded_token_count,
         step_count=stats.step_count,
         kv_wasted_token_count=stats.kv_wasted_token_count,
+        drafted_token_count=stats.drafted_token_count,
+        accepted_token_count=stats.accepted_token_count,
     )

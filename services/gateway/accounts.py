@@ -117,7 +117,7 @@ class Accounts:
         labels = (subject.operation, subject.model, names.length_bucket(usage.prompt_token_count))
         first_s = timings.time_to_first_token_ns / 1e9
         metrics.observe(names.TIME_TO_FIRST_TOKEN, first_s, *labels, trace_id=trace_id)
-        later = timings.decode_step_count - 1
+        later = max((ending.completion_token_count for ending in answer.endings), default=0) - 1
         if later > 0:
             metrics.observe(names.TIME_PER_OUTPUT_TOKEN, timings.decode_ns / later / 1e9, *labels, trace_id=trace_id)
         for stage in STAGES:

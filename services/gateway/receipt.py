@@ -113,6 +113,8 @@ def _accounted(final: stream_pb2.DeliverFinal) -> timings_pb2.StageTimings:
         prefill_chunk_count=engine.prefill_chunk_count,
         decode_ns=engine.decode_ns,
         decode_step_count=engine.decode_step_count,
+        drafted_token_count=engine.drafted_token_count,
+        accepted_token_count=engine.accepted_token_count,
         inter_token_p50_ns=engine.inter_token_p50_ns,
         inter_token_p99_ns=engine.inter_token_p99_ns,
         inter_token_max_ns=engine.inter_token_max_ns,

@@ -77,4 +77,6 @@ def engine_account(endings: Sequence[engine_pb2.GenerationEnding]) -> engine_pb2
     merged.cached_token_count = accounts[0].cached_token_count
     merged.decode_step_count = max(account.decode_step_count for account in accounts)
     merged.preemption_count = sum(account.preemption_count for account in accounts)
+    merged.drafted_token_count = sum(account.drafted_token_count for account in accounts)
+    merged.accepted_token_count = sum(account.accepted_token_count for account in accounts)
     return merged

@@ -170,18 +170,19 @@ class SymbolicModel:
     """Runs plans without tensors.
 
     A slot holds a digest of the whole prefix that ends there, so a wrong, freed or overwritten block changes
-    every later token.
+    every later token. Most tokens go round in a short circle, so that they can be guessed; every eighth depends on
+    the whole digest.
     """
 
     def __init__(self, block_count: int, block_size: int, vocab_size: int = 50) -> None:
         self.vocab_size = vocab_size
         self._slots: list[int | None] = [None] * ((block_count + 1) * block_size)
 
-    def run(self, plan: StepPlan) -> list[Sampled]:
+    def run(self, plan: StepPlan) -> list[Sampled | None]:
         assert len(set(plan.slots.tolist())) == plan.token_count, "two tokens share a slot"
         assert (plan.slots >= plan.block_size).all(), "the null block is written"
         wanted = set(plan.logit_rows.tolist())
-        sampled = []
+        sampled: list[Sampled | None] = []
         for s in range(plan.sequence_count):
             table = plan.block_tables[s]
             for row in range(int(plan.query_starts[s]), int(plan.query_starts[s + 1])):
@@ -194,7 +195,7 @@ class SymbolicModel:
                 assert plan.slots[row] == _slot(table, position, plan.block_size)
                 self._slots[int(plan.slots[row])] = digest
                 if row in wanted:
-                    sampled.append(Sampled(digest % self.vocab_size))
+                    sampled.append(Sampled(self._next(int(plan.token_ids[row]), digest)))
         return sampled
 
     def answer(self, prompt: list[int], count: int) -> list[int]:
@@ -205,14 +206,17 @@ class SymbolicModel:
         output: list[int] = []
         while len(output) < count:
             assert digest is not None
-            output.append(digest % self.vocab_size)
+            output.append(self._next([*prompt, *output][-1], digest))
             digest = self._extend(digest, output[-1], len(prompt) + len(output) - 1)
         return output
+
+    def _next(self, token: int, digest: int) -> int:
+        return digest % self.vocab_size if digest % 8 == 0 else self.vocab_size - 5 + (token + 1) % 5
 
     @staticmethod
     def _extend(parent: int | None, token: int, position: int) -> int:
         assert (parent is None) == (position == 0), "an unwritten slot was read"
-        return hash((parent, token, position)) & 0xFFFFFFFF
+        return hash((-1 if parent is None else parent, token, position)) & 0xFFFFFFFF
 
 
 def _slot(table: np.ndarray[Any, Any], position: int, block_size: int) -> int:

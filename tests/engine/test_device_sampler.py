@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from services.engine.kernels.triton import unusable
-from services.engine.request import Request, SamplingParams
+from services.engine.request import SamplingParams
 from services.engine.sampler import Sampler
+from services.engine.step import LogitRow
 from tests.engine.factories import make_request
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,8 +36,9 @@ SAMPLINGS = [
 ]
 
 
-def _requests(samplings: list[SamplingParams], length: int) -> list[Request]:
-    return [make_request(i, prompt=[5] * length, sampling=s) for i, s in enumerate(samplings)]
+def _rows(samplings: list[SamplingParams], length: int) -> list[LogitRow]:
+    requests = [make_request(i, prompt=[5] * length, sampling=s) for i, s in enumerate(samplings)]
+    return [LogitRow(request, request.tokens.view) for request in requests]
 
 
 def test_every_row_gets_the_hosts_token() -> None:
@@ -45,10 +47,10 @@ def test_every_row_gets_the_hosts_token() -> None:
     seen = set()
     for length in range(1, 9):
         logits = 3 * torch.randn((len(SAMPLINGS), VOCABULARY), generator=generator)
-        requests = _requests(SAMPLINGS, length)
-        found = ours.sample(logits.to(DEVICE), requests)
-        assert [s.token_id for s in found] == [s.token_id for s in hosts.sample(logits.clone(), requests)]
-        assert [s.logprobs is not None for s in found] == [s.sampling.logprobs is not None for s in requests]
+        rows = _rows(SAMPLINGS, length)
+        found = ours.sample(logits.to(DEVICE), rows)
+        assert [s.token_id for s in found] == [s.token_id for s in hosts.sample(logits.clone(), rows)]
+        assert [s.logprobs is not None for s in found] == [row.request.sampling.logprobs is not None for row in rows]
         seen.update(s.token_id for s in found)
     assert len(seen) > 4 * len(SAMPLINGS)
 
@@ -58,8 +60,8 @@ def test_a_row_that_is_not_finite_ends_alone(dtype: torch.dtype) -> None:
     """NaN, +inf and a row of -inf alone are errors; the others get their tokens."""
     logits = torch.randn((5, VOCABULARY), generator=torch.Generator().manual_seed(2)).to(dtype)
     logits[0, 3], logits[1, 3], logits[2] = float("nan"), float("inf"), float("-inf")
-    requests = _requests([SamplingParams(temperature=t, seed=1) for t in (1.0, 0.0, 1.0, 1.0, 0.0)], 3)
-    found = DeviceSampler(frozenset()).sample(logits.to(DEVICE), requests)
+    rows = _rows([SamplingParams(temperature=t, seed=1) for t in (1.0, 0.0, 1.0, 1.0, 0.0)], 3)
+    found = DeviceSampler(frozenset()).sample(logits.to(DEVICE), rows)
     assert [s.error for s in found] == ["the logits are not finite"] * 3 + [None] * 2
     assert found[4].token_id == int(logits[4].float().argmax())
-    assert found[3].token_id == Sampler(frozenset()).sample(logits[3:4].float(), requests[3:4])[0].token_id
+    assert found[3].token_id == Sampler(frozenset()).sample(logits[3:4].float(), rows[3:4])[0].token_id

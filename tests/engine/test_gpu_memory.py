@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from services.engine.computing import make_decoder
 from services.engine.config import EngineConfig
@@ -12,8 +14,8 @@ from services.engine.gpu_memory import BareRunner, GpuUse, pool_bytes, run_large
 from services.engine.model.config import load_config
 from services.engine.placement import Placement
 from services.engine.plan import Sampled
-from services.engine.request import Request
 from services.engine.sampler import Sampler
+from services.engine.step import LogitRow
 from tests.engine.factories import tiny_config, write_model
 
 GIB = 1 << 30
@@ -39,10 +41,10 @@ def test_the_largest_step_is_as_large_as_a_step_may_be(tmp_path: Path) -> None:
     rows: list[int] = []
 
     class Noting(Sampler):
-        def sample(self, logits: object, requests: list[Request]) -> list[Sampled]:
-            rows.append(len(requests))
-            assert not any(request.sampling.greedy for request in requests)
-            return super().sample(logits, requests)  # type: ignore[arg-type]
+        def sample(self, logits: torch.Tensor, chosen: Sequence[LogitRow]) -> list[Sampled]:
+            rows.append(len(chosen))
+            assert not any(row.request.sampling.greedy for row in chosen)
+            return super().sample(logits, chosen)
 
     size = run_largest_step(model, 512, config, BareRunner(decoder, kernels, Noting(frozenset()), placement))
     assert rows == [8]

@@ -15,9 +15,9 @@ def test_a_plan_flattens_sequences_in_order() -> None:
     """Positions, slots, starts and logit rows follow from each sequence's start, length and blocks."""
     plan = build_plan(
         [
-            PlannedSequence(_ids(9), start=4, block_table=_ids(3, 5), needs_logits=True),
-            PlannedSequence(_ids(1, 2, 3), start=2, block_table=_ids(7, 2, 8), needs_logits=False),
-            PlannedSequence(_ids(6, 6), start=0, block_table=_ids(1), needs_logits=True),
+            PlannedSequence(_ids(9), start=4, block_table=_ids(3, 5), logit_count=1),
+            PlannedSequence(_ids(1, 2, 3), start=2, block_table=_ids(7, 2, 8), logit_count=0),
+            PlannedSequence(_ids(6, 6), start=0, block_table=_ids(1), logit_count=1),
         ],
         block_size=4,
     )

@@ -15,6 +15,7 @@ from services.engine.plan import Sampled
 from services.engine.randomness import gumbel
 from services.engine.request import Request, SamplingParams
 from services.engine.sampler import Sampler
+from services.engine.step import LogitRow
 from tests.engine.factories import make_request
 
 VOCAB = 1200
@@ -39,7 +40,7 @@ def _request(output: tuple[int, ...] = (), request_id: int = 1, **sampling: Any)
 
 
 def _sample(rows: list[torch.Tensor], requests: list[Request]) -> list[Sampled]:
-    return Sampler(EOS).sample(torch.stack(rows), requests)
+    return Sampler(EOS).sample(torch.stack(rows), [LogitRow(request, request.tokens.view) for request in requests])
 
 
 def _reference_logits(row: torch.Tensor, request: Request) -> list[float]:
@@ -185,10 +186,10 @@ def test_an_exception_in_one_row_ends_it_alone(monkeypatch: pytest.MonkeyPatch) 
     """Whatever goes wrong while a row is shaped or drawn, the others get their tokens."""
     shape = Sampler._shape
 
-    def failing(self: Sampler, row: torch.Tensor, request: Request) -> None:
-        if request.request_id == 2:
+    def failing(self: Sampler, logits: torch.Tensor, row: LogitRow) -> None:
+        if row.request.request_id == 2:
             raise RuntimeError("out of luck")
-        shape(self, row, request)
+        shape(self, logits, row)
 
     monkeypatch.setattr(Sampler, "_shape", failing)
     results = _sample([_row(1), _row(2)], [_request(), _request(request_id=2)])

@@ -101,7 +101,9 @@ def _request(place: int, name: str) -> Request:
 @pytest.fixture(scope="module")
 def compared(default_model_dir: Path) -> dict[str, list[tuple[int, int]]]:
     """Of each row of the table: the engine's tokens and the reference's, step by step."""
-    engine = Engine.load(EngineConfig(default_model_dir, dtype="float32", kv_blocks=256, threads=2))
+    engine = Engine.load(
+        EngineConfig(default_model_dir, dtype="float32", kv_blocks=256, threads=2, num_speculative_tokens=0)
+    )
     requests = [_request(place, name) for place, name in enumerate(TABLE)]
     expected: dict[int, list[int]] = {request.request_id: [] for request in requests}
     step = engine._runner.step
@@ -110,8 +112,8 @@ def compared(default_model_dir: Path) -> dict[str, list[tuple[int, int]]]:
     def watching(planned: Any) -> Any:
         def recording(plan: Any) -> Any:
             hidden, logits = run(plan)
-            for row, request in zip(logits.double().numpy(), planned.sampled, strict=True):
-                expected[request.request_id].append(_reference(row, request))
+            for values, row in zip(logits.double().numpy(), planned.sampled, strict=True):
+                expected[row.request.request_id].append(_reference(values, row.request))
             return hidden, logits
 
         engine._runner.run = recording  # type: ignore[method-assign]

@@ -25,10 +25,16 @@ PROMPTS = [[(17 * a + b * b * (a + 1)) % 50 for b in range(40)] for a in range(4
 class SchedulerLife(RuleBasedStateMachine):
     """Anything that callers, readers, the clock and other requests can do to a request."""
 
-    @initialize(seqs=st.integers(1, 6), chunk=st.integers(1, 16), shared=st.one_of(st.none(), st.integers(1, 8)))
-    def begin(self, seqs: int, chunk: int, shared: int | None) -> None:
+    @initialize(
+        seqs=st.integers(1, 6),
+        chunk=st.integers(1, 16),
+        shared=st.one_of(st.none(), st.integers(1, 8)),
+        guesses=st.sampled_from([0, 1, 4, 12]),
+    )
+    def begin(self, seqs: int, chunk: int, shared: int | None, guesses: int) -> None:
         self.engine = SymbolicEngine(
             block_count=24,
+            num_speculative_tokens=guesses,
             max_num_seqs=seqs,
             max_chunk_tokens=chunk,
             shared_chunk_tokens=shared,
@@ -133,7 +139,14 @@ class SchedulerLife(RuleBasedStateMachine):
         engine.step()
         assert set(engine.ended) == set(range(1, self.added + 1))
         assert engine.pool.used_count == 0
-        for request in engine.ended.values():
+        counters = engine.scheduler.counters
+        done["guess"] += counters.drafted_token_count
+        done["right guess"] += counters.accepted_token_count
+        ended = engine.ended.values()
+        assert counters.drafted_token_count == sum(r.clock.drafted_token_count for r in ended)
+        assert counters.accepted_token_count == sum(r.clock.accepted_token_count for r in ended)
+        assert counters.decoded_token_count == sum(r.output_count for r in ended)
+        for request in ended:
             engine.check_answer(request)
             done[f"ended {request.finish.value if request.finish else None}"] += 1
             if request.finish is FinishReason.LENGTH:
@@ -157,5 +170,6 @@ def test_no_life_breaks_the_scheduler() -> None:
     )
     kinds = ("add", "abort", "resume", "preempt", "wait", "flush", "step")
     assert sum(done[kind] for kind in kinds) >= OPERATIONS
+    assert 500 < done["right guess"] < 0.9 * done["guess"]
     assert all(done[kind] > 50 for kind in kinds)
     assert all(done[f"ended {ending}"] > 10 for ending in ("length", "cancelled", "deadline_exceeded"))

@@ -110,7 +110,8 @@ def test_interleaved_passes_are_compared_in_pairs() -> None:
 
 def test_gaps(default_model_dir: Path) -> None:
     """Two streams and a prompt of 100: in chunks of 32 it takes four steps; the engine is left idle."""
-    bench = EngineBench({"HEADRACE_ENGINE_KV_BLOCKS": "64", "HEADRACE_ENGINE_MAX_MODEL_LEN": "256"})
+    variables = {"HEADRACE_ENGINE_KV_BLOCKS": "64", "HEADRACE_ENGINE_MAX_MODEL_LEN": "256"}
+    bench = EngineBench({**variables, **gaps.ONE_TOKEN_A_STEP})
     measured = gaps.measure(bench, 2, 100, seed=0)
     assert measured["steps"] == 4
     assert 0 < measured["steady_ms"] <= measured["first_token_ms"]

@@ -33,7 +33,7 @@ def _perplexity(path: Path, ids: list[int], window: int) -> float:
     for start in range(0, len(ids), window):
         part = torch.tensor(ids[start : start + window], dtype=torch.int32)
         table = torch.arange(1, window // 8 + 2, dtype=torch.int32).numpy()
-        plan = build_plan([PlannedSequence(part.numpy(), 0, table, needs_logits=True)], 8)
+        plan = build_plan([PlannedSequence(part.numpy(), 0, table, logit_count=1)], 8)
         hidden = decoder.forward(
             token_ids=part,
             positions=torch.from_numpy(plan.positions),

@@ -207,7 +207,18 @@ def test_up_flags_become_variables() -> None:
     """Every engine flag is the environment variable that its help names."""
     argv = ["up", "--model", "m", "--dtype", "float32", "--kv-blocks", "9", "--block-size", "8", "--threads", "1"]
     argv += ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "128", "--log-level", "debug"]
-    argv += ["--trace-endpoint", "http://x:1", "--bind", "127.0.0.2", "--port", "1", "--engine-port", "0"]
+    argv += [
+        "--num-speculative-tokens",
+        "3",
+        "--trace-endpoint",
+        "http://x:1",
+        "--bind",
+        "127.0.0.2",
+        "--port",
+        "1",
+        "--engine-port",
+        "0",
+    ]
     options = up.options_of(command.build_parser().parse_args(argv))
     assert options == pipeline.PipelineOptions(
         variables={
@@ -217,6 +228,7 @@ def test_up_flags_become_variables() -> None:
             "HEADRACE_ENGINE_BLOCK_SIZE": "8",
             "HEADRACE_ENGINE_MAX_NUM_SEQS": "2",
             "HEADRACE_ENGINE_MAX_NUM_BATCHED_TOKENS": "64",
+            "HEADRACE_ENGINE_NUM_SPECULATIVE_TOKENS": "3",
             "HEADRACE_ENGINE_MAX_MODEL_LEN": "128",
             "HEADRACE_ENGINE_THREADS": "1",
             "HEADRACE_TRACE_ENDPOINT": "http://x:1",

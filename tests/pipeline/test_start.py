@@ -134,6 +134,7 @@ def test_a_tokenizer_of_another_model(broken):
         ("ENGINE_MAX_NUM_SEQ", "4", "no such setting"),
         ("ENGINE_MAX_NUM_BATCHED_TOKENS", "8", "max_num_batched_tokens"),
         ("ENGINE_MAX_MODEL_LEN", "1e9", "a whole number"),
+        ("ENGINE_NUM_SPECULATIVE_TOKENS", "-1", "a whole number"),
     ],
 )
 def test_a_bad_setting(variable, value, wanted):

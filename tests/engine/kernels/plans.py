@@ -18,7 +18,7 @@ def make_plan(lengths: list[tuple[int, int]], block_size: int) -> tuple[StepPlan
             token_ids=np.zeros(new, dtype=np.int32),
             start=context - new,
             block_table=order[starts[i] : starts[i + 1]],
-            needs_logits=True,
+            logit_count=1,
         )
         for i, (context, new) in enumerate(lengths)
     ]

@@ -113,7 +113,7 @@ def planned_steps(parts: list[list[int]], block_size: int, vocab: int) -> list[S
         for (ids, table), part in zip(sequences, parts, strict=True):
             if step < len(part) and part[step]:
                 start = sum(part[:step])
-                planned.append(PlannedSequence(ids[start : start + part[step]], start, table, needs_logits=True))
+                planned.append(PlannedSequence(ids[start : start + part[step]], start, table, logit_count=1))
         planned.sort(key=lambda p: p.token_ids.size > 1)  # one-token sequences first
         plans.append(build_plan(planned, block_size))
     return plans
