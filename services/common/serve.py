@@ -27,7 +27,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace import channels, errors
-from services.common import logs, metric_names, settings, tls
+from services.common import logs, metric_names, scheduling, settings, tls
 from services.common.calls import SHUTDOWN_MESSAGE, CallInterceptor
 from services.common.settings import setting
 from services.common.telemetry import Telemetry, TelemetrySettings
@@ -155,6 +155,7 @@ def main(name: str, cls: type[S], build: Callable[[S, Telemetry, logs.Log], Serv
         for problem in error.problems:
             sys.stderr.write(f"headrace {name}: {problem}\n")
         return FAILED
+    scheduling.give_way()
     log = logs.configure(name, loaded.log)
     try:
         return uvloop.run(_serve(name, loaded, build, log))

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from services.common import scheduling
 from services.engine.engine import Engine
 from services.engine.outputs import StepOutput
 from services.engine.request import Request, RequestRefused
@@ -120,6 +121,7 @@ class EngineLoop:
     # --- on the engine's thread -----------------------------------------------------------------------
 
     def _run(self) -> None:
+        scheduling.take_precedence()
         try:
             while self._turn():
                 pass

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from services.common import scheduling
 from services.engine.computing import make_part
 from services.engine.model.config import load_config
 from services.engine.model.shard import Shard
@@ -52,6 +53,7 @@ def serve(setup: RankSetup, pipe: Connection) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve until the first rank closes the pipe, or is gone."""
+    scheduling.take_precedence()  # it was started by a thread that gives way
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the first rank decides when to end
     threading.Thread(target=_end_with, args=(int(arguments[1]),), daemon=True).start()
