@@ -68,10 +68,12 @@ def check(
     send_lag_s = percentile([record.sent_s - record.intended_s for record in measured], 0.99)
     loop_lag_s = percentile([lag for use in uses for lag in use.lags_s], 0.99)
     cpu = max((use.cpu_s / use.wall_s for use in uses), default=0.0)
-    first_s = percentile([record.first_s - record.sent_s for record in ok], 0.5) if ok else 0.0
+    # By the receipts: what the client saw is longer where the client is late, and must not excuse it.
+    receipts = [record for record in ok if record.receipt]
+    first_ns = [int(record.receipt.get("time_to_first_token_ns", 0)) for record in receipts]
+    first_s = percentile(first_ns, 0.5) / 1e9 if receipts else 0.0
     limit_s = max(LEAST_LIMIT_S, MOST_DELAY * first_s)
     miscounted = sum(record.miscounted for record in measured)
-    receipts = [record for record in ok if record.receipt]
     unexplained = sum(map(_unexplained, receipts)) / max(1, len(receipts))
     found = {
         f"client CPU: a client process used {cpu:.0%} of a core; use more --processes, or less load": cpu > MOST_CPU,
