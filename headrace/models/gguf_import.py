@@ -16,6 +16,8 @@ from headrace.models.store import read_json, validate
 
 _NEEDS = ("torch", "numpy", "gguf", "safetensors", "tokenizers")
 _GGUF_MAGIC = b"GGUF"
+# The advice of its authors; the GGUF file does not say, and unshaped draws of so small a model are seldom sentences.
+_DEFAULT_MODEL_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 
 def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> None:
@@ -55,6 +57,13 @@ def convert_in_subprocess(gguf: Path, directory: Path, progress: Progress) -> No
         if done.returncode == EXPLAINED:
             raise ImportFailed(lines[-1].strip())
         raise ImportFailed(f"{gguf} could not be converted ({lines[-1].strip()[:300]}).")
+
+
+def recommend_sampling(directory: Path) -> None:
+    """Write how the default model is meant to be sampled into its generation_config.json."""
+    path = directory / "generation_config.json"
+    config = {**read_json(path), **_DEFAULT_MODEL_SAMPLING}
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def check_default_model(directory: Path) -> None:

