@@ -1,18 +1,21 @@
 """`headrace up`: the four processes of a pipeline on this machine, from start to stop.
 
 One dies: the others are stopped, the command says which and why, and ends with 1. SIGINT or SIGTERM: they are stopped
-in order (gateway, stream, engine, tokenizer), and the command ends with 0; a second signal forces.
+in order (gateway, stream, engine, tokenizer), and the command ends with 0; a second signal forces. With `--ask` they
+are stopped at once, and the command ends with 130.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -118,6 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
             supervisor.start()
             return _serve(arguments, planned, supervisor, begun)
         except StopAsked:
+            if arguments.ask:  # nobody else is served, and the answer can be long
+                supervisor.stop(at_once=True)
+                _say("stopped before the answer was whole")
+                return output.INTERRUPTED
             _say("stopping; once more to force")
             supervisor.stop()
             _say("stopped")
@@ -186,7 +193,9 @@ def _serve(arguments: argparse.Namespace, planned: pipeline.Plan, supervisor: Su
         return output.OK
     _say(ready)
     options = {"messages": [("user", arguments.ask)], "temperature": 0.0, "priority": "interactive"}
-    report = ask(planned.target, options, output.stdout(json_target=arguments.json))
+    asking = ThreadPoolExecutor(1).submit(ask, planned.target, options, output.stdout(json_target=arguments.json))
+    supervisor.wait_ready(asking.done, math.inf)  # not `result`, which a signal does not end
+    report = asking.result()
     supervisor.stop(grace_s=5.0)
     output.write_json(arguments.json, report)
     return output.OK

@@ -74,6 +74,16 @@ def test_stopped_by_a_signal(default_model_dir: Path) -> None:
     assert re.findall(r"^(\w+) +\|.*\bstopped\b", told, re.MULTILINE) == ["gateway", "stream", "engine", "tokenizer"]
 
 
+def test_a_long_answer_is_stopped_by_a_signal(default_model_dir: Path) -> None:
+    """SIGINT in the middle of an answer to `--ask` ends it at once, with 130."""
+    with running("--ask", "Write the word hello a thousand times.", "--kv-blocks=600", "--threads=1") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=5)
+    assert process.returncode == 130, told
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
 def test_one_is_killed(default_model_dir: Path) -> None:
     """One process is killed: the command says which and how, stops the others, and ends with 1."""
