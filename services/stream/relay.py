@@ -58,7 +58,6 @@ class Relay:
         min_tokens: stop strings that are complete before this many tokens do not count.
         coalesce_tokens: tokens that fill a message.
         coalesce_ns: nanoseconds after the last message when the next leaves unfilled.
-        crowding: by how much that time is stretched now; 1: not at all.
         whole: one message at the end.
         clock: monotonic nanoseconds.
     """
@@ -68,7 +67,6 @@ class Relay:
     min_tokens: int = 0
     coalesce_tokens: int = 4
     coalesce_ns: int = 40_000_000
-    crowding: Callable[[], float] = lambda: 1.0
     whole: bool = False
     clock: Callable[[], int] = time.monotonic_ns
     matched_stop: str | None = None
@@ -144,7 +142,7 @@ class Relay:
             return None
         if not self._last_sent_ns or pending >= self.coalesce_tokens or self.matched_stop is not None:
             return 0
-        return max(0, self._last_sent_ns + int(self.coalesce_ns * self.crowding()) - self.clock())
+        return max(0, self._last_sent_ns + self.coalesce_ns - self.clock())
 
     def take(self) -> Piece | None:
         """The message that is due now, None if none is."""

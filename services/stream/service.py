@@ -29,7 +29,6 @@ from services.stream.stops import StopAutomaton, StopMatcher
 
 FULL_NAME = "headrace.v1.StreamService"
 DEADLINE_MARGIN_S = 0.002
-MOST_CROWDING = 4.0
 
 
 class StreamProcess(Service):
@@ -87,10 +86,6 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
         )
         self._open_count = 0
         telemetry_.metrics.each_second(self._sample)
-
-    def _crowding(self) -> float:
-        """Many answers at once come slowly, each: a message that waits for its tokens saves what another one costs."""
-        return min(max(1.0, self._open_count / self._coalescing.coalesce_streams), MOST_CROWDING)
 
     def _sample(self) -> None:
         metrics = self._telemetry.metrics
@@ -186,7 +181,6 @@ class StreamServicer(stream_pb2_grpc.StreamServiceServicer):
                 min_tokens=opening.generation.min_tokens,
                 coalesce_tokens=self._coalescing.coalesce_tokens,
                 coalesce_ns=int(self._coalescing.coalesce_ms * 1e6),
-                crowding=self._crowding,
                 whole=opening.whole,
             )
             for _ in range(max(1, opening.generation.n))

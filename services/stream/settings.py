@@ -20,9 +20,6 @@ class CoalescingSettings:
     SECTION = "STREAM"
     coalesce_tokens: int = setting(4, "tokens that fill a message", minimum=1, maximum=64)
     coalesce_ms: float = setting(40.0, "milliseconds after which a message leaves unfilled", minimum=0, maximum=10_000)
-    coalesce_streams: int = setting(
-        8, "open streams that this time is meant for; with more it grows as they do, up to four times", minimum=1
-    )
 
 
 @dataclass(frozen=True)

@@ -84,22 +84,6 @@ def test_later_tokens_leave_when_full_or_when_the_time_is_up():
     assert made.take().text == "f"
 
 
-def test_in_a_crowd_a_message_waits_longer_for_its_tokens():
-    """The time is stretched by what the crowding is when it is asked, never the first token or a full message."""
-    crowding = 3.0
-    made, clock = relay(crowding=lambda: crowding)
-    made.push(tokens("a"))
-    assert drain(made)[0].text == "a"
-    made.push(tokens("b"))
-    clock.now += 119 * MS
-    assert made.take() is None
-    assert made.due_in_ns() == 1 * MS
-    crowding = 2.0
-    assert made.take().text == "b"
-    made.push(tokens("cdef"))
-    assert made.take().text == "cdef"
-
-
 @pytest.mark.parametrize("coalesce", range(1, 9))
 @pytest.mark.parametrize("length", range(1, 18))
 def test_nothing_is_lost_at_the_end(length, coalesce):
