@@ -21,12 +21,12 @@ def tokenizer(default_model_dir):
 
 @pytest.mark.parametrize("coalesce", SEEDS)
 def test_random_text_three_ways(random_model, receiver, tokenizer, coalesce):
-    """Seeds at temperature 1: streamed == unary == decode of the ids, no message with a stray U+FFFD."""
+    """Seeds, all tokens possible: streamed == unary == decode of the ids, no message with a stray U+FFFD."""
     variables = {"MODEL": str(random_model), "STREAM_COALESCE_TOKENS": str(coalesce)}
     with start_pipeline(receiver, **variables) as pipeline, pipeline.client() as client, ThreadPoolExecutor(16) as pool:
 
         def three_ways(seed):
-            fields = {"temperature": 1.0, "seed": seed, "max_tokens": 64, "include_token_ids": True}
+            fields = {"temperature": 1.0, "top_p": 1.0, "seed": seed, "max_tokens": 64, "include_token_ids": True}
             stream = client.stream(token_ids=[500, 600, 700], **fields)
             deltas = list(stream)
             unary = client.generate(token_ids=[500, 600, 700], **fields)
