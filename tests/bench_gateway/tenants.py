@@ -1,4 +1,8 @@
-"""Two tenants on one engine: how long the quiet one waits for its first token, alone and beside the other's flood."""
+"""Two tenants on one engine: how long the quiet one waits for its first token, alone and beside the other's flood.
+
+The flood's clients are a process of their own (`python -m tests.bench_gateway.tenants TARGET`): nowhere do they share
+an event loop with whoever measures.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ FLOOD_PROMPT_TOKENS = 32
 OUTPUT_TOKENS = (16, 112)  # of the flood: at least, at most; so that not all end together
 MOST_RATIO = 1.5
 PAUSE_S = 0.2
+START_S = 4  # until the flood's process has started and its first requests run
 # What an operator can set: nothing; 75 % of the knee; that, and a limit of the flooding key.
 SETTINGS: dict[str, tuple[dict[str, str], dict[str, object]]] = {
     "nothing set": ({}, {}),
@@ -50,15 +55,14 @@ def main() -> dict[str, Any]:
 
 async def _measure(target: str) -> dict[str, Any]:
     draw, alone, beside = random.Random(target), [], []  # a port of its own: no prompt comes twice
-    async with AsyncClient(target, api_key="quiet") as quiet, AsyncClient(target, api_key="flood") as flood:
+    async with AsyncClient(target, api_key="quiet") as quiet:
         for _ in range(ROUNDS):
             alone += await _quiet(quiet, draw)
-            floods = [asyncio.create_task(_flood(flood, draw)) for _ in range(FLOOD_CLIENTS)]
-            await asyncio.sleep(2)
+            flood = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, target)
+            await asyncio.sleep(START_S)
             beside += await _quiet(quiet, draw)
-            for one in floods:
-                one.cancel()
-            await asyncio.gather(*floods, return_exceptions=True)
+            flood.kill()
+            await flood.wait()
             await asyncio.sleep(2)
     return {
         "alone p50, p95": [round(quantile(alone, share) * 1e3, 1) for share in (0.5, 0.95)],
@@ -81,13 +85,20 @@ async def _quiet(client: AsyncClient, draw: random.Random) -> list[float]:
     return waits
 
 
-async def _flood(client: AsyncClient, draw: random.Random) -> None:
-    while True:
-        try:
-            async for _ in _deltas(client, draw, FLOOD_PROMPT_TOKENS, draw.randint(*OUTPUT_TOKENS)):
-                pass
-        except errors.ResourceExhausted as refused:
-            await asyncio.sleep(min(1.0, refused.retry_after_s or 1.0))
+async def _flood(target: str) -> None:
+    """Clients that ask for ever, and when refused again after the time they were told, more or less."""
+    draw = random.Random()
+
+    async def ask(client: AsyncClient) -> None:
+        while True:
+            try:
+                async for _ in _deltas(client, draw, FLOOD_PROMPT_TOKENS, draw.randint(*OUTPUT_TOKENS)):
+                    pass
+            except errors.ResourceExhausted as refused:
+                await asyncio.sleep(min(1.0, refused.retry_after_s or 1.0) * draw.uniform(0.5, 1.5))
+
+    async with AsyncClient(target, api_key="flood") as client:
+        await asyncio.gather(*(ask(client) for _ in range(FLOOD_CLIENTS)))
 
 
 async def _deltas(client: AsyncClient, draw: random.Random, length: int, output: int):  # type: ignore[no-untyped-def]
@@ -98,3 +109,7 @@ async def _deltas(client: AsyncClient, draw: random.Random, length: int, output:
             yield delta
     finally:
         await stream.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(_flood(sys.argv[1]))
