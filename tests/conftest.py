@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ if not Path("/dev/nvidiactl").exists():
 
 from headrace.models import DEFAULT_MODEL, ModelNotFound, import_model, resolve
 from tests.redis_server import RedisServer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: what is started here is interrupted
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
