@@ -30,6 +30,12 @@ fails() { # WORDS COMMAND...: the command fails, and one line of what it says ha
   grep -m 1 -E "$reason" <<<"$said" || wrong "no word of '$reason': $said"
 }
 
+one_by_one() { # OVERLAY SERVICE...: none waits for another to be healthy, as they would in one command
+  local overlay=$1 service
+  shift
+  for service; do stack "$overlay" -- up -d --no-deps "$service"; done
+}
+
 say "an empty model volume, a file that is not there, a port that is none"
 for service in tokenizer stream engine; do
   alone "empty-$service" "$service" "run \`headrace model import\`"
@@ -71,11 +77,12 @@ fi
 stack -- down
 
 say "a wrong password of Redis"
+stack -- run -T --rm model >/dev/null </dev/null # already there, unless this stage runs alone
 echo "requirepass the-password" >"$HEADRACE_SECRETS/redis.conf"
 printf '[redis]\nurl = "redis://:%s@redis:6379/0"\n' "another" >"$HEADRACE_SECRETS/headrace.toml"
 chmod 644 "$HEADRACE_SECRETS"/*
 chmod 711 "$HEADRACE_SECRETS"
-stack secrets -- up -d --no-deps redis tokenizer engine stream gateway
+one_by_one secrets redis tokenizer engine stream gateway
 for service in stream gateway; do
   expect "$(container $service)" "HEADRACE_REDIS_URL: Redis at redis:6379 does not take the password"
 done
@@ -92,7 +99,7 @@ cp "$HEADRACE_SECRETS"/ca.* "$HEADRACE_SECRETS/old"
 DAYS=-1 ./certificates.sh "$HEADRACE_SECRETS/old"
 for kind in crt key; do cp "$HEADRACE_SECRETS/old/stream.$kind" "$HEADRACE_SECRETS/stream.$kind"; done
 chmod 600 "$HEADRACE_SECRETS/tokenizer.key"
-stack tls -- up -d --no-deps redis tokenizer engine stream gateway
+one_by_one tls redis tokenizer engine stream gateway
 expect "$(container tokenizer)" "HEADRACE_TOKENIZER_TLS_KEY=/run/secrets/tokenizer.key: cannot be read (Permission denied)"
 expect "$(container stream)" "HEADRACE_STREAM_TLS_CERTIFICATE=/run/secrets/stream.crt: expired at"
 judge
