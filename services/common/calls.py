@@ -129,8 +129,7 @@ class Call:
 
     def reason_of(self, raised: BaseException) -> str:
         """The reason, of the error catalogue, that an exception of the handler ends this call with; "": none."""
-        if isinstance(raised, BaseExceptionGroup) and len(raised.exceptions) == 1:
-            return self.reason_of(raised.exceptions[0])
+        raised = _told_of(raised)
         gone = isinstance(raised, asyncio.CancelledError | errors.Cancelled)
         if gone and self.answered:
             return ""
@@ -246,8 +245,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _translate(self, call: Call, raised: BaseException) -> errors.HeadraceError:
         """What the caller is told of whatever a handler raised."""
-        if isinstance(raised, BaseExceptionGroup) and len(raised.exceptions) == 1:
-            return self._translate(call, raised.exceptions[0])
+        raised = _told_of(raised)
         if isinstance(raised, errors.HeadraceError):
             return errors.DeadlineExceeded("the deadline has passed") if _timed_out(call, raised) else raised
         if isinstance(raised, asyncio.CancelledError):
@@ -293,6 +291,16 @@ def _reading(deserialize: Callable[[bytes], Any] | None, *, raises: bool) -> Cal
             return error
 
     return read
+
+
+def _told_of(raised: BaseException) -> BaseException:
+    """What the caller is told of tasks that failed together: a fault of ours, else the first error with a status."""
+    if not isinstance(raised, BaseExceptionGroup):
+        return raised
+    each = [_told_of(one) for one in raised.exceptions]
+    faults = [one for one in each if not isinstance(one, errors.HeadraceError | asyncio.CancelledError)]
+    with_status = [one for one in each if isinstance(one, errors.HeadraceError)]
+    return [*faults, *with_status, *each][0]
 
 
 def _timed_out(call: Call, error: errors.HeadraceError) -> bool:

@@ -103,6 +103,17 @@ async def test_an_unexpected_exception_is_internal_and_tells_nothing():
     assert PROMPT not in error.message
 
 
+async def test_of_tasks_that_fail_together_the_first_error_is_told():
+    """Two refusals at once are the first of them, not INTERNAL; beside a fault of ours they are INTERNAL."""
+    two = [errors.NotFound("no stream"), errors.InvalidArgument("not again", field="resume")]
+    async with serving(Scripted(lambda call: raising(BaseExceptionGroup("", two)))) as stub:
+        code, error = await failure(stub.Generate(request()))
+    assert (code, error.message) == (grpc.StatusCode.NOT_FOUND, "no stream")
+    async with serving(Scripted(lambda call: raising(BaseExceptionGroup("", [*two, KeyError("x")])))) as stub:
+        code, _ = await failure(stub.Generate(request()))
+    assert code is grpc.StatusCode.INTERNAL
+
+
 async def test_an_inner_cancellation_does_not_leave_the_caller_hanging():
     """A task that was cancelled behind the handler is INTERNAL, not silence."""
 
