@@ -55,12 +55,12 @@ def test_common_knows_no_service():
 def test_the_package_needs_no_service():
     """Headrace imports services only inside functions, and only from `up` and the benches."""
     allowed = {"accuracy.py", "offline.py", "pipeline.py", "up.py", "in_process.py", "null_engine.py"}
-    converting = {
-        *files("headrace", "models", "gguf"),
-        ROOT / "headrace/bench/peers/weights.py",
-    }  # processes of their own
-    for path in files("headrace"):
-        heavy = () if path in converting else ("torch", "transformers", "gguf")
+    peers = ROOT / "headrace/bench/peers"
+    workers = {peers / "workers" / name for name in ("attention.py", "vllm_attention.py")}
+    # Processes of their own, or parts of one.
+    heavy_ones = {*files("headrace", "models", "gguf"), peers / "weights.py", *workers}
+    for path in set(files("headrace")) - {peers / "workers/ours_attention.py"}:
+        heavy = () if path in heavy_ones else ("torch", "transformers", "gguf")
         assert not starts(imports(path, lazy=False), "services", *heavy), path
         if path.name not in allowed:
             assert not starts(imports(path), "services"), path

@@ -28,10 +28,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--figure",
-        choices=tuple(figures.FIGURES),
+        choices=(*figures.FIGURES, *figures.ATTENTION),
         nargs="+",
         metavar="NAME",
-        help=f"{', '.join(figures.FIGURES)} (default: all that the peer can be measured by)",
+        help=f"{', '.join((*figures.FIGURES, *figures.ATTENTION))} (default: all that the peer can be measured by)",
     )
     group.add_argument("--pairs", type=output.positive, default=FEWEST_PAIRS, metavar="N", help="(%(default)s)")
 
@@ -45,7 +45,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack, output.progress() as show:
         peer = _peer(stack, arguments.vs, variables, threads)
         show("loading our engine", None)
-        ours = _ours(stack, arguments, variables)
+        ours = _ours(stack, arguments, variables, threads)
         report = {"ours": ours.title, "peer": peer.title, "settings": variables, "pairs": arguments.pairs}
         for row in versus.compare(ours, peer, wanted, arguments.pairs, show):
             rows.append(row)
@@ -95,8 +95,12 @@ def _peer(stack: ExitStack, name: str, variables: dict[str, str], threads: int) 
         raise output.CommandError(str(error), output.BAD_USAGE) from error
 
 
-def _ours(stack: ExitStack, arguments: argparse.Namespace, variables: dict[str, str]) -> contestants.Contestant:
+def _ours(
+    stack: ExitStack, arguments: argparse.Namespace, variables: dict[str, str], threads: int
+) -> contestants.Contestant:
     pipeline.services_root()
+    if arguments.vs != ENGINE and (alone := contestants.PEERS[arguments.vs].ours) is not None:
+        return alone(stack, threads)
     target = stack.enter_context(_pipeline(variables)) if arguments.pipeline else arguments.target
     if target:
         return contestants.clients(

@@ -25,6 +25,7 @@ COMPARISONS: Mapping[str, Sequence[str]] = {
     "one-stream-llamacpp": ("--vs", "llamacpp", "--figure", "one-stream", "decode-32"),
     "one-stream-int8-llamacpp": ("--vs", "llamacpp-q8", "--figure", "one-stream", *_INT8),
     "prompt-openvino": ("--vs", "openvino", "--figure", "prompt", "one-stream"),
+    "attention-vllm": ("--vs", "vllm-attention"),
     "w2-vllm": ("--vs", "vllm", "--figure", "w2"),
     "w1-pipeline-smg": ("--pipeline", "--vs", "smg"),
     "w1-vllm": ("--vs", "vllm", "--figure", "w1"),

@@ -55,41 +55,75 @@ class Generator:
         return figures.FIGURES[figure](self.worker.generate, number)
 
 
-def _worker(stack: ExitStack, name: str, command: list[str], environ: Mapping[str, str]) -> Generator:
+@dataclass(frozen=True)
+class Attention:
+    """A contestant that computes nothing but attention of decoded tokens."""
+
+    worker: Worker
+
+    @property
+    def title(self) -> str:
+        """What it calls itself."""
+        return self.worker.version
+
+    def warm_up(self) -> None:
+        """It warms up each time."""
+
+    def measure(self, figure: str, number: int) -> figures.Values:
+        """Milliseconds of one layer; the numbers are always the same."""
+        del number
+        group, kv_heads = figures.ATTENTION[figure]
+        shape = {"group": group, "kv_heads": kv_heads, **figures.ATTENDED}
+        return {figure: self.worker.ask(shape)["ms"]}
+
+
+def _worker(stack: ExitStack, name: str, command: list[str], environ: Mapping[str, str]) -> Worker:
     worker = Worker(name, command, {**os.environ, **environ})
     stack.callback(worker.close)
-    return Generator(worker)
+    return worker
+
+
+def attention(stack: ExitStack, threads: int) -> Contestant:
+    """Our attention alone, without an engine."""
+    command = [sys.executable, "-m", "headrace.bench.peers.workers.ours_attention", str(threads)]
+    return Attention(_worker(stack, "our attention", command, {}))
 
 
 def engine(stack: ExitStack, variables: Mapping[str, str]) -> Contestant:
     """Our engine in a process of its own, without the others."""
     command = [sys.executable, "-m", "headrace.bench.peers.workers.ours", "engine"]
-    return _worker(stack, "our engine", command, variables)
+    return Generator(_worker(stack, "our engine", command, variables))
 
 
 def clients(stack: ExitStack, target: str, *, text: bool) -> Contestant:
     """Clients of our gateway, in a process of their own; with `text` they send text, otherwise token ids."""
     command = [sys.executable, "-m", "headrace.bench.peers.workers.ours", "pipeline", target]
     command += [str(resolve(DEFAULT_MODEL))] if text else []
-    return _worker(stack, "our clients", command, {})
+    return Generator(_worker(stack, "our clients", command, {}))
 
 
 def _openvino(stack: ExitStack, threads: int) -> Contestant:
     python = install.python_of("openvino")
     command = [str(python), str(_WORKERS / "openvino_worker.py"), str(install.weights("F16")), str(threads)]
-    return _worker(stack, "openvino", command, {})
+    return Generator(_worker(stack, "openvino", command, {}))
 
 
 def _vllm(stack: ExitStack, threads: int) -> Contestant:
     python = install.python_of("vllm")
     command = [str(python), str(_WORKERS / "vllm_worker.py"), str(resolve(DEFAULT_MODEL))]
-    return _worker(stack, "vllm", command, vllm_environ(python, threads))
+    return Generator(_worker(stack, "vllm", command, vllm_environ(python, threads)))
+
+
+def _vllm_attention(stack: ExitStack, threads: int) -> Contestant:
+    python = install.python_of("vllm")
+    command = [str(python), str(_WORKERS / "vllm_attention.py"), str(threads)]
+    return Attention(_worker(stack, "vllm's attention", command, vllm_environ(python, threads)))
 
 
 def _smg(stack: ExitStack, threads: int) -> Contestant:
     python = install.smg_python()
     command = [str(python), str(_WORKERS / "smg_worker.py"), str(resolve(DEFAULT_MODEL))]
-    return _worker(stack, "smg", command, vllm_environ(python, threads))
+    return Generator(_worker(stack, "smg", command, vllm_environ(python, threads)))
 
 
 def vllm_environ(python: Path, threads: int) -> dict[str, str]:
@@ -125,11 +159,13 @@ class Peer:
     make: Callable[[ExitStack, int], Contestant]
     figures: tuple[str, ...]
     pipeline: bool = False  # it is one, and is compared with ours; both take text
+    ours: Callable[[ExitStack, int], Contestant] | None = None  # what it is compared with, if not our engine
 
 
 PEERS: dict[str, Peer] = {
     "openvino": Peer(_openvino, tuple(figures.FIGURES)),
     "vllm": Peer(_vllm, tuple(figures.FIGURES)),
+    "vllm-attention": Peer(_vllm_attention, tuple(figures.ATTENTION), ours=attention),
     "smg": Peer(_smg, ("w1",), pipeline=True),
     "llamacpp": Peer(_llamacpp("BF16"), llamacpp.FIGURES),
     "llamacpp-q8": Peer(_llamacpp("Q8_0"), llamacpp.FIGURES),

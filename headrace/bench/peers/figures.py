@@ -49,7 +49,11 @@ VALUES = {
     "prompt-again": Value("1024-token prompt, again", "ms"),
     "w2": Value("W2, cache kept", "s"),
     "decode-32": Value("decode, 32 streams", "tok/s", more_is_better=True),
+    "attention-3": Value("attention of a layer, 8 x 4,096, 3 heads a key", "ms"),
+    "attention-7": Value("attention of a layer, 8 x 4,096, 7 heads a key", "ms"),
 }
+ATTENTION = {"attention-3": (3, 3), "attention-7": (7, 2)}  # queries a key/value head, key/value heads
+ATTENDED = {"sequences": 8, "context": 4096}
 
 
 def w1(generate: Generate, number: int) -> Values:

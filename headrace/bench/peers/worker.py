@@ -67,13 +67,16 @@ class Worker:
 
     def generate(self, items: Sequence[Item]) -> Generated:
         """Has it generate; see `figures.Generate`. Raises RunFailed."""
-        line = json.dumps([(item.prompt, item.output) for item in items], separators=(",", ":"))
+        return Generated(**self.ask([(item.prompt, item.output) for item in items]))
+
+    def ask(self, question: Any) -> dict[str, Any]:
+        """Its answer. Raises RunFailed."""
         try:
-            self._pipe.write(line + "\n")
+            self._pipe.write(json.dumps(question, separators=(",", ":")) + "\n")
             self._pipe.flush()
         except OSError:
             raise self._ended() from None
-        return Generated(**self._answer(GENERATE_TIMEOUT_S))
+        return self._answer(GENERATE_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the process and whatever it has started."""

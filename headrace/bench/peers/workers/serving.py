@@ -19,26 +19,34 @@ Items = list[tuple[list[int], int]]  # prompt ids, and how many tokens to genera
 
 
 def serve(version: str, generate: Callable[[Items], dict[str, Any] | None]) -> None:
-    """Answers until the pipe closes.
+    """Generates until the pipe closes.
 
     Args:
         version: what is measured, in words.
         generate: generates all of it greedily, whatever the tokens are; returns what there is to say beside the
             seconds, if anything.
     """
+
+    def generated(items: Items) -> dict[str, Any]:
+        begun = time.perf_counter()
+        more = generate(items)
+        seconds = time.perf_counter() - begun
+        return {"seconds": seconds, "tokens": sum(count for _, count in items), **(more or {})}
+
+    answer(version, generated)
+
+
+def answer(version: str, respond: Callable[[Any], dict[str, Any]]) -> None:
+    """Says what it is, and then answers each line until the pipe closes."""
     with os.fdopen(int(os.environ[ANSWERS_FD]), "w") as answers:
 
-        def tell(**message: Any) -> None:
+        def tell(message: dict[str, Any]) -> None:
             answers.write(json.dumps(message) + "\n")
             answers.flush()
 
-        tell(ready=version)
+        tell({"ready": version})
         for line in sys.stdin:
-            items = json.loads(line)
-            begun = time.perf_counter()
-            more = generate(items)
-            seconds = time.perf_counter() - begun
-            tell(**{"seconds": seconds, "tokens": sum(count for _, count in items), **(more or {})})
+            tell(respond(json.loads(line)))
 
 
 def check_length(made: int, wanted: int) -> None:

@@ -62,6 +62,7 @@ def test_table(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--vs", "vllm"], "vllm is not installed; `python -m headrace.bench.peers.install vllm` does that"),
         (["--vs", "llamacpp", "--figure", "w2"], "--figure w2: llamacpp can be measured by one-stream, prompt"),
+        (["--vs", "vllm-attention", "--figure", "w1"], "vllm-attention can be measured by attention-3, attention-7"),
         (["--vs", "engine"], "--vs engine goes with --pipeline or --target"),
         (["--vs", "smg"], "--vs smg goes with --pipeline or --target"),
         (["--figure", "w1"], "--figure goes with --vs"),

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.peers import worker
+from headrace.bench.peers import contestants, worker
 from headrace.bench.peers.workers import serving
 from headrace.bench.results import RunFailed
 from headrace.bench.workloads import Item
+from services.engine.kernels import native
 
 Start = Callable[[str], worker.Worker]
 
@@ -57,6 +58,17 @@ def test_generates(start: Start) -> None:
         assert done.tokens == 10
         assert done.seconds > 0
         assert done.first_token_s == [0.25, 0.5]
+
+
+@pytest.mark.skipif(native.load() is not None, reason="the extension is not here")
+def test_our_attention_is_measured() -> None:
+    """A shape in, the milliseconds of a layer out: more keys take longer."""
+    with ExitStack() as stack:
+        ours = contestants.attention(stack, threads=1)
+        assert isinstance(ours, contestants.Attention)
+        shape = {"group": 3, "kv_heads": 3, "sequences": 2}
+        short, long = (ours.worker.ask({**shape, "context": context})["ms"] for context in (64, 4096))
+    assert 0 < short < long
 
 
 def test_an_engine_that_stops_early_is_no_measurement(start: Start) -> None:
