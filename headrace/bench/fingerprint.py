@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.bench.load.spec import LoadSpec
 from headrace.sync_client import Client
+from headrace.v1 import gateway_pb2
 
 PARTS = ("hardware", "versions", "model", "workload", "configuration")
 PACKAGES = ("grpcio", "protobuf", "numpy", "torch", "tokenizers", "safetensors")
@@ -44,10 +45,16 @@ def make(spec: LoadSpec, address: str, api_key: str | None, configuration: Mappi
     return {
         "hardware": hardware(),
         "versions": versions(),
-        "model": {one.name: f"{one.architecture}, {one.dtype}, {one.context_length} tokens" for one in models},
+        "model": {one.name: described(one) for one in models},
         "workload": {"digest": spec.digest},
         "configuration": settings(configuration),
     }
+
+
+def described(model: gateway_pb2.Model) -> str:
+    """A model as far as it can change a figure."""
+    quantised = "" if model.quantization in ("", "none") else f"{model.quantization}, "
+    return f"{model.architecture}, {model.dtype}, {quantised}{model.context_length} tokens"
 
 
 def hardware() -> dict[str, Any]:

@@ -48,6 +48,8 @@ def as_json(answer: gateway_pb2.GetStatsResponse) -> dict[str, Any]:
             "address": engine.address,
             "reachable": engine.reachable,
             "model": engine.model,
+            "dtype": engine.dtype,
+            "quantization": engine.quantization,
             "stats": {field.name: getattr(engine.stats, field.name) for field in engine.stats.DESCRIPTOR.fields},
         }
         for engine in answer.engines
@@ -62,6 +64,8 @@ def table(answer: gateway_pb2.GetStatsResponse) -> Table:
     for engine in answer.engines:
         drawn.add_column(engine.address, justify="right")
     drawn.add_row("model", *(engine.model if engine.reachable else "not reachable" for engine in answer.engines))
+    drawn.add_row("number format", *(engine.dtype for engine in answer.engines))
+    drawn.add_row("quantization", *(engine.quantization for engine in answer.engines))
     for field in engine_pb2.EngineStats.DESCRIPTOR.fields:
         label = field.name.removesuffix("_count").replace("_", " ")
         values = [str(getattr(engine.stats, field.name)) if engine.reachable else "" for engine in answer.engines]

@@ -22,6 +22,7 @@ def facts_of(
         model=model,
         architecture=engine.model.family.architecture,
         dtype=engine.dtype,
+        quantization=config.quantization,
         context_length=limits.context_length,
         vocabulary_size=limits.vocab_size,
         eos_token_ids=sorted(limits.eos_token_ids),

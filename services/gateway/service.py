@@ -288,6 +288,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 context_length=facts.context_length,
                 vocabulary_size=facts.vocabulary_size,
                 dtype=facts.dtype,
+                quantization=facts.quantization,
             )
             for name, facts in sorted(self._router.models().items())
             if not allowed or name in allowed
@@ -299,14 +300,18 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
         self._identify(call)
         engines = list(self._router.engines.values())
         answers = await asyncio.gather(*(self._peers.engines.stats(engine.address) for engine in engines))
+        unknown = engine_pb2.GetEngineResponse()
         states = [
             gateway_pb2.EngineState(
                 address=engine.address,
                 reachable=stats is not None,
-                model=engine.facts.model if engine.facts else "",
+                model=facts.model,
                 stats=stats,
+                dtype=facts.dtype,
+                quantization=facts.quantization,
             )
             for engine, stats in zip(engines, answers, strict=True)
+            for facts in [engine.facts or unknown]
         ]
         return gateway_pb2.GetStatsResponse(engines=states, open_request_count=self._admission.open_count)
 

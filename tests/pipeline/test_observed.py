@@ -186,3 +186,10 @@ def test_a_bad_collector_changes_nothing_but_a_counter(default_model_dir, mood):
     stopped = observed.logged("stopped")
     assert {line["spans_exported"] for line in stopped} == {0}
     assert sum(line["spans_dropped"] for line in stopped) > 30
+
+
+def test_what_an_engine_computes_in_is_told(observed):
+    """Number format of weights and KV, and what weights are kept as, with the model and with its engines."""
+    with observed.client() as client:
+        (model,), (engine,) = client.list_models(), client.get_stats().engines
+    assert (model.dtype, model.quantization) == (engine.dtype, engine.quantization) == ("float32", "none")

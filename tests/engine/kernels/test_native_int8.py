@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from headrace.v1 import generation_pb2
+from services.engine.facts import facts_of
 from services.engine.kernels import Linear, ReferenceKernels, native
 from services.engine.model.config import load_config
 from services.engine.model.decoder import Decoder
@@ -149,14 +151,16 @@ def test_the_stack_equals_the_reference_over_codes(tmp_path: Path, name: str) ->
 
 @needs_native
 def test_the_engine_quantises_when_asked(tmp_path: Path) -> None:
-    """Off by default; with it the weights are about half, and the ledger says so; float32 weights are taken too."""
+    """Off by default; with it the weights are about half, ledger and GetEngine say so; float32 weights do too."""
     for saved in ("bfloat16", "float32"):
         path = write_model(tmp_path / saved, tiny_config(torch_dtype=saved, hidden_size=512, intermediate_size=512))
         plain = make_engine(path, dtype="bfloat16")
         quantised = make_engine(path, dtype="auto", quantization="int8")
         assert isinstance(quantised._runner._decoder, NativeDecoder)
         assert quantised.memory.weight_bytes < 0.6 * plain.memory.weight_bytes
-        assert quantised.dtype == "bfloat16"
+        told = facts_of(quantised, "m", generation_pb2.SamplingParameters())
+        assert (told.dtype, told.quantization) == ("bfloat16", "int8")
+        assert facts_of(plain, "m", generation_pb2.SamplingParameters()).quantization == "none"
         assert len(finish_all(quantised, make_request())[1]) == 8
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.bench import fingerprint
+from headrace.v1 import gateway_pb2
 
 
 def test_settings_are_those_that_can_change_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,6 +29,14 @@ def test_settings_are_those_that_can_change_a_figure(monkeypatch: pytest.MonkeyP
     assert first == {"HEADRACE_ENGINE_MAX_NUM_SEQS": "32", "HEADRACE_ENGINE_PREFIX_CACHE": "false"}
     file.write_text("[engine]\nkv_blocks = 65\n")
     assert fingerprint.settings({})["HEADRACE_CONFIG"] != digest
+
+
+def test_the_model_is_told_with_its_quantization() -> None:
+    """Runs of one model in other number formats are not runs of the same."""
+    facts = {"architecture": "A", "dtype": "bfloat16", "context_length": 9}
+    plain = fingerprint.described(gateway_pb2.Model(**facts, quantization="none"))
+    assert plain == fingerprint.described(gateway_pb2.Model(**facts)) == "A, bfloat16, 9 tokens"
+    assert fingerprint.described(gateway_pb2.Model(**facts, quantization="int8")) == "A, bfloat16, int8, 9 tokens"
 
 
 def test_this_machine_and_these_versions_are_the_same_twice() -> None:
