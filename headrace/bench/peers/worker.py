@@ -25,7 +25,9 @@ _SHOWN_LINES = 4  # of what a worker wrote before it failed
 
 
 class Worker:
-    """A process that generates when it is asked, and does nothing in between.
+    """A process that generates when it is asked. In between it is stopped, with all that it has started.
+
+    Some engines spin while they have nothing to do, and would take a core from whoever is measured.
 
     Args:
         name: for errors.
@@ -64,6 +66,7 @@ class Worker:
         except RunFailed:
             self.close()
             raise
+        self._signal(signal.SIGSTOP)
 
     def generate(self, items: Sequence[Item]) -> Generated:
         """Has it generate; see `figures.Generate`. Raises RunFailed."""
@@ -71,15 +74,19 @@ class Worker:
 
     def ask(self, question: Any) -> dict[str, Any]:
         """Its answer. Raises RunFailed."""
+        self._signal(signal.SIGCONT)
         try:
             self._pipe.write(json.dumps(question, separators=(",", ":")) + "\n")
             self._pipe.flush()
         except OSError:
             raise self._ended() from None
-        return self._answer(GENERATE_TIMEOUT_S)
+        answer = self._answer(GENERATE_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         """Ends the process and whatever it has started."""
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -124,6 +131,9 @@ class Worker:
         return RunFailed(f"{self._name} {what}; it wrote: {last or 'nothing'}")
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_our_attention_is_measured() -> None:
     assert 0 < short < long
 
 
+def test_an_engine_rests_between_measurements(start: Start) -> None:
+    """It is stopped whenever it is not asked, with the processes that it has started."""
+    engine = start(
+        """
+        global child
+        child = globals().get("child") or subprocess.Popen(['sleep', '1000'])
+        return {"first_token_s": []}
+        """
+    )
+    for _ in range(2):
+        _until(lambda: _states(engine.process_id) == {"T"})
+        engine.generate(ITEMS)
+    _until(lambda: _states(engine.process_id) == {"T"})
+    engine.close()
+    _until(lambda: not _states(engine.process_id))
+
+
 def test_an_engine_that_stops_early_is_no_measurement(start: Start) -> None:
     """What it wrote last is in the error, and it stays an error."""
     engine = start("check_length(3, 4)")
@@ -91,15 +109,23 @@ def test_an_engine_that_hangs_is_given_up(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setattr(worker, "GENERATE_TIMEOUT_S", 0.2)
     with pytest.raises(RunFailed, match=r"did not answer in 0\.2 s"):
         engine.generate(ITEMS)
-    assert not _running(engine.process_id)
+    assert not _states(engine.process_id)
 
 
-def _running(group: int) -> list[str]:
-    """The processes of a group that have not ended."""
-    found = []
+def _until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition: signals arrive a moment later. Fails after 10 s."""
+    give_up = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up, "it has not come about in 10 s"
+        time.sleep(0.001)
+
+
+def _states(group: int) -> set[str]:
+    """Of the processes of a group that have not ended."""
+    found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             state, _, its_group = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
             if int(its_group) == group and state != "Z":
-                found.append(process.name)
+                found.add(state)
     return found
