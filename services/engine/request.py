@@ -352,6 +352,11 @@ class Request:
         return len(self.tokens) - self.computed_count
 
     @property
+    def uncached_count(self) -> int:
+        """Known tokens that are expected to be computed when it starts."""
+        return max(1, self.token_count - self.predicted_cached_count)
+
+    @property
     def most_new_tokens(self) -> int:
         """Tokens that it may still be given, by its length and by its reader."""
         allowed = self.credit_limit if self.max_tokens is None else min(self.max_tokens, self.credit_limit)

@@ -97,9 +97,11 @@ class Scheduler:
         preempt_paused_over(self.roster, int(self.config.paused_kv_share * self._pool.block_count), now)
         runnable = [r for r in self.roster.running if not r.paused]
         shares = StepBudget(self.config.budget, sum(r.pending_count == 1 for r in runnable))
-        self._share_with_running(runnable, shares, now)
+        line = self.roster.waiting.in_order(now)
+        later = self._share_with_running(runnable, line, shares, now)
         if self.roster.preemption_count == before:  # no admission in a step that preempts
-            self._admit(shares, now)
+            self._admit(line, shares, now)
+        self._share(later, shares, now)
         if not shares.counts:
             return None
         return self._write(shares, now)
@@ -150,16 +152,28 @@ class Scheduler:
 
     # --- shares ---------------------------------------------------------------------------------------
 
-    def _share_with_running(self, runnable: list[Request], shares: StepBudget, now: int) -> None:
-        """Give running requests their tokens, in the profile's order."""
+    def _share_with_running(
+        self, runnable: list[Request], line: list[Request], shares: StepBudget, now: int
+    ) -> list[Request]:
+        """Give running requests their tokens, in the profile's order.
+
+        Returns:
+            Prompts that get what is left when those have started that wait and have less to do.
+        """
         decodes = sorted((r for r in runnable if r.pending_count == 1), key=_rank)
         prompts = sorted((r for r in runnable if r.pending_count > 1), key=_rank)
-        if self.config.budget.prompts_first:
-            decodes.sort(key=lambda r: r.clock.last_token_ns)  # where prompts left too little, decodes take turns
-            order = prompts + decodes
-        else:
-            order = decodes + prompts
-        for request in order:
+        if not self.config.budget.prompts_first:
+            self._share(decodes + prompts, shares, now)
+            return []
+        decodes.sort(key=lambda r: r.clock.last_token_ns)  # where prompts left too little, decodes take turns
+        prompts[1:] = sorted(prompts[1:], key=_work_left)
+        later = [prompt for prompt in prompts[1:] if line and _work_left(line[0]) < _work_left(prompt)]
+        self._share(prompts[: len(prompts) - len(later)] + decodes, shares, now)
+        return later
+
+    def _share(self, requests: list[Request], shares: StepBudget, now: int) -> None:
+        """Give running requests tokens while there are any."""
+        for request in requests:
             if shares.spent or shares.full:
                 break
             if request.status is not RequestStatus.RUNNING:  # preempted by one before it
@@ -183,8 +197,8 @@ class Scheduler:
             request.block_table.append(block)
         return True
 
-    def _admit(self, shares: StepBudget, now: int) -> None:
-        """Start waiting requests while slots, blocks and budget last.
+    def _admit(self, line: list[Request], shares: StepBudget, now: int) -> None:
+        """Start those of the line while slots, blocks and budget last.
 
         A request whose next block is just being computed by another waits for it: identical prompts that
         arrive together are computed once.
@@ -194,7 +208,7 @@ class Scheduler:
         blocked = QueueReason.NONE
         active = self.roster.running_count
         promised = {name for r in self.roster.running if r.pending_count > 1 for name in self._cache.promised(r)}
-        for request in self.roster.waiting.in_order(now):
+        for request in line:
             if shares.full or active >= self.config.budget.max_num_seqs:
                 blocked = QueueReason.SLOTS
                 break
@@ -298,6 +312,11 @@ class Scheduler:
             self.roster.end(request, FinishReason.LENGTH, now)
         elif request.paused:
             request.paused_since_ns = now
+
+
+def _work_left(request: Request) -> tuple[bool, int, int]:
+    """Sorts prompts behind the oldest one: short work first, so that two long ones do not take all until one ends."""
+    return (not request.protected, request.priority, min(request.pending_count, request.uncached_count))
 
 
 def _rank(request: Request) -> tuple[bool, int, int, int]:

@@ -100,13 +100,13 @@ class WaitingLine:
         for request in requests:
             clock = clocks.get(request.fair_key, self.fair.at(request.fair_key))
             turns[request.request_id] = (_rank(request), clock)
-            clocks[request.fair_key] = clock + _uncached(request) / request.fair_weight
+            clocks[request.fair_key] = clock + request.uncached_count / request.fair_weight
         if len(clocks) > 1:
             requests.sort(key=lambda r: turns[r.request_id])
         return requests
 
     def _place(self, request: Request, now_ns: int) -> tuple[int, float, int, int]:
-        uncached = _uncached(request)
+        uncached = request.uncached_count
         service_ns = uncached * self._policy.token_service_ns
         ratio = (now_ns - _waiting_since(request) + service_ns) / service_ns
         return (_rank(request), -ratio, uncached, request.request_id)
@@ -115,10 +115,6 @@ class WaitingLine:
 def _rank(request: Request) -> int:
     """By class, and preempted requests first."""
     return 2 * request.priority + (request.preempted_since_ns == 0)
-
-
-def _uncached(request: Request) -> int:
-    return max(1, request.token_count - request.predicted_cached_count)
 
 
 def _waiting_since(request: Request) -> int:

@@ -60,6 +60,30 @@ def test_interactive_several_prompts_share_two_chunks() -> None:
         assert [stream.output_count for stream in streams] == [count + 1 for count in before]
 
 
+def test_interactive_short_prompts_pass_all_long_ones_but_the_oldest() -> None:
+    """Three prompts of 640 tokens run beside streams; whoever comes with 40 has its token within three steps.
+
+    The oldest long prompt gets its chunk in every step meanwhile, and no chunk is left unused.
+    """
+    engine = _engine("interactive")
+    engine.step_ms = lambda _plan: 30.0
+    _streams(engine, 4)
+    long = [engine.add(make_request(100 + i, prompt=range(1000 * i, 1000 * i + 640), max_tokens=1)) for i in range(3)]
+    for _ in range(2):
+        _step(engine)
+    oldest = long[0]
+    while oldest.pending_count > 3 * INTERACTIVE_CHUNK_TOKENS:
+        number = 10_000 + oldest.computed_count
+        short = engine.add(make_request(number, prompt=range(number, number + 40), max_tokens=1))
+        for _ in range(3):
+            before = oldest.computed_count
+            assert _step(engine).prefill_token_count == 2 * INTERACTIVE_CHUNK_TOKENS
+            assert oldest.computed_count == before + INTERACTIVE_CHUNK_TOKENS
+        assert short.finish is not None
+    engine.run()
+    assert all(request.finish is not None for request in long)
+
+
 @pytest.mark.parametrize("profile", ["interactive", "throughput"])
 def test_a_prompt_alone_has_the_whole_step(profile: str) -> None:
     """With nobody to stall, 2,048 tokens take four steps of 512."""
