@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <omp.h>
+#include <sched.h>
 #include <torch/library.h>
 
 #include "step.h"
@@ -17,9 +18,14 @@ void Barrier::wait() {
     round_.notify_all();
     return;
   }
-  for (int spins = 0; spins < 40000; ++spins) {
+  constexpr int kSpins = 500, kYields = 20;  // 7 us, and the time of who else wants this core
+  for (int spins = 0; spins < kSpins; ++spins) {
     if (round_.load(std::memory_order_acquire) != round) return;
     __builtin_ia32_pause();
+  }
+  for (int yields = 0; yields < kYields; ++yields) {
+    sched_yield();  // who we wait for may be queued behind us
+    if (round_.load(std::memory_order_acquire) != round) return;
   }
   round_.wait(round, std::memory_order_acquire);  // sleeps: the core may be needed by who we wait for
 }

@@ -116,7 +116,7 @@ inline int64_t private_bytes(int64_t dim, int64_t rows) {
   return round_up(count + 1024, 4096);
 }
 
-// All threads of a team meet. Spins for microseconds, then lets others have the core.
+// All threads of a team meet. Spins for microseconds, then lets others have the core, then sleeps.
 class Barrier {
  public:
   explicit Barrier(int count) : count(count) {}
