@@ -46,16 +46,20 @@ def run(
         RunFailed: the server cannot be reached, or a client process died.
     """
     where = server.where
-    key = next(iter(where.keys.values()), None)
-    try:
-        made = fingerprint.make(spec, where.address, key, server.configuration)
-    except errors.HeadraceError as error:
-        raise RunFailed(f"{type(error).__name__}: {error.message}") from error
+    made = known(spec, server)
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    with ServerWatch(where.address, key, server.pids, server.metrics) as watch:
+    with ServerWatch(where.address, where.any_key, server.pids, server.metrics) as watch:
         records, uses = workers.run(spec, where, measuring.processes, progress)
     start_s = watch.samples[0].at_s if watch.samples else 0.0
     samples = server_watch.as_json(watch.samples, start_s)
     evidence = analysis.Evidence(records, uses, samples, watch.counters, watch.dropped_spans)
     report = analysis.report(spec, evidence, measuring.slo, measuring.fewest)
     return {"started_at": started_at, "fingerprint": made, **report, "samples": samples}, records
+
+
+def known(spec: LoadSpec, server: Server) -> dict[str, Any]:
+    """The fingerprint of a run with this load. Raises RunFailed: the server does not answer."""
+    try:
+        return fingerprint.make(spec, server.where.address, server.where.any_key, server.configuration)
+    except errors.HeadraceError as error:
+        raise RunFailed(f"{type(error).__name__}: {error.message}") from error

@@ -7,12 +7,14 @@ repeated with other requests, and the interval is that of the median over the re
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.bench.statistics import Interval, median_interval
 
 GROWTH = 2.0
+AGAIN = math.sqrt(GROWTH)  # growth of the repetitions, which begin at the knee that was found
 MOST_STEPS = 12  # doublings or halvings before it gives up
 KEPT_SHARE = 0.95  # of the requests that must keep the objectives
 RECOMMENDED = 0.7  # of the knee: load comes in bursts, and beyond the knee latency has no bound
@@ -37,7 +39,15 @@ class Knee:
         return RECOMMENDED * self.level.value
 
 
-def find(probe: Probe, start: float, *, resolution: float, repeats: int, whole: bool) -> Knee:
+def find(
+    probe: Probe,
+    start: float,
+    *,
+    resolution: float,
+    repeats: int,
+    whole: bool,
+    go_on: Callable[[int], bool] = lambda _done: True,
+) -> Knee:
     """Searches.
 
     Args:
@@ -46,39 +56,57 @@ def find(probe: Probe, start: float, *, resolution: float, repeats: int, whole: 
         resolution: a bisection ends when its ends are closer than this share.
         repeats: bisections, each with a seed of its own.
         whole: levels are whole numbers.
+        go_on: asked before each repetition but the first, with the number of those that are done.
 
     Raises:
         NoKnee: even the lowest level tried fails, or the highest does not.
     """
-    low, high = _bracket(probe, start, whole)
-    found = [_bisect(probe, low, high, resolution, whole, seed=0)]
-    for seed in range(1, repeats):
-        # Another throw can lie beyond what the first one found.
-        ends = (low / math.sqrt(GROWTH), high * math.sqrt(GROWTH))
+    found: list[float] = []
+    while len(found) < repeats and (not found or go_on(len(found))):
+        seed = len(found)
+        # Another throw can lie on either side of what was found, so it is bracketed anew, in smaller steps.
+        begun, growth = (start, GROWTH) if not found else (_level(statistics.median(found), whole), AGAIN)
+        ends = _bracket(probe, begun, growth, whole, seed)
         found.append(_bisect(probe, *ends, resolution, whole, seed))
     return Knee(median_interval(found), found)
 
 
-def _bracket(probe: Probe, start: float, whole: bool) -> tuple[float, float]:
-    """A level that keeps the objectives, and one `GROWTH` above that does not."""
+def expected_probes(resolution: float, repeats: int) -> tuple[int, int]:
+    """How many probes the first repetition will probably take, and how many all of them."""
+    first, again = (2 + _steps(growth, resolution) for growth in (GROWTH, AGAIN))
+    first += 2  # the start is seldom beside the knee
+    return first, first + (repeats - 1) * again
+
+
+def _steps(growth: float, resolution: float) -> int:
+    """Of a bisection between a level and `growth` times it."""
+    return max(0, math.ceil(math.log2(math.log(growth) / math.log1p(resolution))))
+
+
+def _bracket(probe: Probe, start: float, growth: float, whole: bool, seed: int) -> tuple[float, float]:
+    """A level that keeps the objectives, and one about `growth` times it that does not."""
     level = start
-    good = probe(level, 0)
+    good = probe(level, seed)
     for _ in range(MOST_STEPS):
-        following = level * GROWTH if good else level / GROWTH
+        following = level * growth if good else level / growth
+        if whole:
+            following = max(level + 1, round(following)) if good else min(level - 1, round(following))
         if whole and following < 1:
             break
-        if probe(following, 0) != good:
+        if probe(following, seed) != good:
             return (level, following) if good else (following, level)
         level = following
     raise NoKnee(f"the objectives are {'still' if good else 'never'} kept at {level:g}")
 
 
+def _level(value: float, whole: bool) -> float:
+    return max(1, round(value)) if whole else value
+
+
 def _bisect(probe: Probe, low: float, high: float, resolution: float, whole: bool, seed: int) -> float:
-    """The highest level that kept the objectives; the ends are taken as tried."""
-    if whole:
-        low, high = math.floor(low), math.ceil(high)
+    """The highest level that kept the objectives; both ends were tried."""
     while high > low * (1 + resolution) and not (whole and high - low <= 1):
-        middle = math.sqrt(max(low, 1e-9) * high)
+        middle = math.sqrt(low * high)
         if whole:
             middle = min(high - 1, max(low + 1, round(middle)))
         low, high = (middle, high) if probe(middle, seed) else (low, middle)

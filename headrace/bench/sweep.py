@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.bench import comparison, knee
 from headrace.bench.comparison import Comparison
 from headrace.bench.execute import Measuring, Server
+from headrace.bench.kept_runs import Report, Runs
 from headrace.bench.knee import Knee
 from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.metrics import Slo
-from headrace.bench.records import Record
 from headrace.bench.results import RunFailed
 
 # Short names of what is swept most; any variable of the services works.
@@ -27,9 +29,9 @@ SETTINGS: Mapping[str, str] = {
 UNLOADED_REQUESTS = 30
 SLO_FACTOR = 3.0  # of the unloaded medians, where no objectives are given
 _SERVERS_FAULT = ("not steady", "failures")  # problems of a run that say that the level is too high
-
-Run = Callable[[LoadSpec, Server, Measuring], tuple[dict[str, Any], list[Record]]]
-Keep = Callable[[Mapping[str, Any], Sequence[Record], str], dict[str, Any]]
+TRIES = 4  # of a probe or a pair with an invalid run: the machine may have been busy
+# Seeds of what is not to share prompts: the second would find those of the first in the prefix cache.
+_AGAIN_SEED, _WARM_UP_SEED = 1_000, 1_000_000
 
 
 @dataclass
@@ -37,24 +39,36 @@ class KneeSweep:
     """Probes levels of load until the knee is found.
 
     Args:
-        run: makes one run.
+        runs: makes them.
         spec: the load; its leg says how many requests a probe makes, and the level is the sweep's.
         server: whom it meets.
         measuring: how. Without objectives: `SLO_FACTOR` times the medians of a server without load.
+        budget_s: no repetition but the first begins that would probably not end within.
+        clock: seconds.
     """
 
-    run: Run
+    runs: Runs
     spec: LoadSpec
     server: Server
     measuring: Measuring
+    budget_s: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+    unloaded: dict[str, float] = field(default_factory=dict)  # medians, seconds, where they made the objectives
     probes: list[dict[str, Any]] = field(default_factory=list)  # level, kept, report of the leg
 
     def find(self, start: float, *, resolution: float, repeats: int) -> Knee:
         """Searches. Raises NoKnee, RunFailed."""
+        begun_s = self.clock()
         if not self.measuring.slo.as_json():
-            self.measuring = replace(self.measuring, slo=self._unloaded())
+            self.unloaded = self._unloaded()
+            slo = Slo(**{name: SLO_FACTOR * value for name, value in self.unloaded.items()})
+            self.measuring = replace(self.measuring, slo=slo)
+
+        def go_on(done: int) -> bool:
+            return (self.clock() - begun_s) * (done + 1) / done <= self.budget_s
+
         closed = self.spec.loop == "closed"
-        return knee.find(self._probe, start, resolution=resolution, repeats=repeats, whole=closed)
+        return knee.find(self._probe, start, resolution=resolution, repeats=repeats, whole=closed, go_on=go_on)
 
     def in_flight(self, level: float) -> float:
         """Requests open at a level on average, from the nearest probe that kept the objectives."""
@@ -62,44 +76,47 @@ class KneeSweep:
         nearest = min(kept, key=lambda one: abs(one["level"] - level))
         return float(nearest["figures"]["in_flight"]) * level / float(nearest["level"])
 
-    def _probe(self, level: float, seed: int) -> bool:
-        leg = replace(self.spec.legs[0], level=level)
-        spec = replace(self.spec, legs=(leg,), seed=self.spec.seed + 1000 * seed + len(self.probes))
-        report, _ = self.run(spec, self.server, self.measuring)
+    def _probe(self, level: float, _repetition: int) -> bool:
+        number = 1 + len(self.probes)
+        for attempt in range(TRIES):
+            leg = replace(self.spec.legs[0], level=level)
+            spec = replace(self.spec, legs=(leg,), seed=self.spec.seed + number + _AGAIN_SEED * attempt)
+            report = self._run(spec, self.measuring, "a probe for the knee")
+            if not _not_the_servers(report):
+                break
+        else:
+            raise RunFailed(f"at {level:g} the run is INVALID: {'; '.join(_not_the_servers(report))}")
         (found,) = report["legs"]
-        ours = [text for text in found["problems"] if not text.startswith(_SERVERS_FAULT)]
-        if ours:
-            raise RunFailed(f"at {level:g} the run is INVALID: {'; '.join(ours)}")
         kept = not found["problems"] and found["figures"]["slo_share"] >= knee.KEPT_SHARE
         self.probes.append({"level": level, "kept": kept, "problems": found["problems"], "figures": found["figures"]})
         return kept
 
-    def _unloaded(self) -> Slo:
+    def _run(self, spec: LoadSpec, measuring: Measuring, change: str) -> Report:
+        before = self.runs.kept(spec, self.server, measuring, change)
+        usable = before is not None and not _not_the_servers(before)
+        return before if before is not None and usable else self.runs.make(spec, self.server, measuring, change)
+
+    def _unloaded(self) -> dict[str, float]:
         alone = replace(self.spec, loop="closed", legs=(Leg(1, requests=UNLOADED_REQUESTS),))
-        report, _ = self.run(alone, self.server, replace(self.measuring, fewest=UNLOADED_REQUESTS // 2))
+        measuring = replace(self.measuring, fewest=UNLOADED_REQUESTS // 2)
+        report = self._run(alone, measuring, "a server without load")
         figures = report["legs"][0]["figures"]
-        ttft, tpot = figures["ttft"]["p50"], figures["tpot"]["p50"]
-        if ttft is None:
+        found = {name: figures[name]["p50"] for name in ("ttft", "tpot")}
+        if found["ttft"] is None:
             raise RunFailed(f"a server without load answers nothing: {'; '.join(report['problems'])}")
-        return Slo(ttft=SLO_FACTOR * ttft, **({} if tpot is None else {"tpot": SLO_FACTOR * tpot}))
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def vary(
-    run: Run,
-    keep: Keep,
-    spec: LoadSpec,
-    servers: Mapping[str, Server],
-    measuring: Measuring,
-    setting: str,
-    pairs: int,
+    runs: Runs, spec: LoadSpec, servers: Mapping[str, Server], measuring: Measuring, setting: str, pairs: int
 ) -> dict[str, Comparison]:
     """Compares each value of a setting with the first, in the order A B B A A B B A ...
 
-    Both sides of a pair get the same requests; each pair gets others, so that no prefix cache helps. All runs are kept.
+    Both sides of a pair get the same requests; each pair gets others, so that no prefix cache helps. A pair with an
+    invalid run is made again, with other requests, `TRIES` times at most.
 
     Args:
-        run: makes one run.
-        keep: archives it.
+        runs: makes them.
         spec: the load.
         servers: by value, all of them up; the first is the baseline.
         measuring: how.
@@ -108,18 +125,59 @@ def vary(
 
     Raises:
         RunFailed: a run failed.
-        comparison.Refused: a run was invalid, or the servers differ in more than the setting.
+        comparison.Refused: a pair stayed invalid, or the servers differ in more than the setting.
     """
     baseline, *others = servers
-    warm_up = replace(spec, legs=(Leg(1, requests=UNLOADED_REQUESTS),), loop="closed", seed=spec.seed + pairs)
-    for server in servers.values():
-        run(warm_up, server, measuring)
+    leg = Leg(1, requests=UNLOADED_REQUESTS)
+    warm_up = replace(spec, legs=(leg,), loop="closed", seed=spec.seed + _WARM_UP_SEED)
+    for value, server in servers.items():
+        runs.make(warm_up, server, measuring, f"warm-up of {setting}={value}")
     found = {}
     for other in others:
-        sides: dict[str, list[dict[str, Any]]] = {baseline: [], other: []}
+        sides: dict[str, list[Report]] = {baseline: [], other: []}
+        in_vain: list[str] = []
         for number in range(pairs):
-            for value in (baseline, other) if number % 2 == 0 else (other, baseline):
-                report, records = run(replace(spec, seed=spec.seed + number), servers[value], measuring)
-                sides[value].append(keep(report, records, f"{setting}={value}"))
-        found[other] = comparison.compare(sides[baseline], sides[other], changed=[setting])
+            order = (baseline, other) if number % 2 == 0 else (other, baseline)
+            of_pair = {value: servers[value] for value in order}
+            made, again = _pair(runs, replace(spec, seed=spec.seed + number), of_pair, measuring, setting)
+            in_vain += again
+            for value in order:
+                sides[value].append(made[value])
+        compared = comparison.compare(sides[baseline], sides[other], changed=[setting])
+        notes = [f"a pair was made again, {text}" for text in in_vain]
+        found[other] = replace(compared, notes=[*compared.notes, *notes])
     return found
+
+
+def _pair(
+    runs: Runs, spec: LoadSpec, servers: Mapping[str, Server], measuring: Measuring, setting: str
+) -> tuple[dict[str, Report], list[str]]:
+    """Both runs of a pair by value, in the order of `servers`; and why earlier tries of it were in vain.
+
+    Two runs are a pair because they follow one another, so one alone is not taken from the archive.
+    """
+    in_vain: list[str] = []
+    while len(in_vain) < TRIES:
+        of_try = replace(spec, seed=spec.seed + _AGAIN_SEED * len(in_vain))
+        made = _kept_pair(runs, of_try, servers, measuring, setting) or {
+            value: runs.make(of_try, server, measuring, f"{setting}={value}") for value, server in servers.items()
+        }
+        problems = [f"{setting}={value}: {text}" for value, report in made.items() for text in report["problems"]]
+        if not problems:
+            return made, in_vain
+        in_vain.append("; ".join(problems))
+    raise comparison.Refused(f"{TRIES} times in turn a run of a pair was INVALID; the last time, {in_vain[-1]}")
+
+
+def _kept_pair(
+    runs: Runs, spec: LoadSpec, servers: Mapping[str, Server], measuring: Measuring, setting: str
+) -> dict[str, Report]:
+    """Both runs, where both were made before and are valid."""
+    before = {value: runs.kept(spec, server, measuring, f"{setting}={value}") for value, server in servers.items()}
+    usable = {value: report for value, report in before.items() if report is not None and not report["problems"]}
+    return usable if len(usable) == len(servers) else {}
+
+
+def _not_the_servers(report: Report) -> list[str]:
+    """Problems of a run that do not say that the level is too high."""
+    return [text for text in report["legs"][0]["problems"] if not text.startswith(_SERVERS_FAULT)]

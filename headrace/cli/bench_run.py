@@ -106,7 +106,10 @@ def show_report(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Non
     for problem in report["problems"]:
         console.print(f"  {problem}", soft_wrap=True)
     if report["problems"]:
-        console.print("no figures are concluded from an invalid run; --json, --records and --html have what was seen")
+        console.print(
+            "no figures are concluded from an invalid run; --json, --records and --html have what was seen",
+            soft_wrap=True,
+        )
         return
     from headrace.bench import tables
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.bench.results import RunFailed
 from headrace.cli import bench_compare, bench_load, output
+from headrace.cli.bench_course import Course
 from headrace.cli.supervisor import ProgramDied
 from headrace.cli.trace_page import fill
 
 if TYPE_CHECKING:
+    from headrace.bench.execute import Server
     from headrace.bench.knee import Knee
     from headrace.bench.load.spec import LoadSpec
     from headrace.bench.sweep import KneeSweep
+    from headrace.bench.tables import Rows
 
 
 def add_parser(kinds: Any) -> None:
@@ -25,7 +28,8 @@ def add_parser(kinds: Any) -> None:
         "sweep",
         help="the knee by bisection, or one setting's values by turns",
         description="--knee finds the highest load at which 95 % of the requests keep their objectives, and recommends "
-        "70 % of it. --vary compares the values of one setting with the first of them, A B B A, all servers up.",
+        "70 % of it. --vary compares the values of one setting with the first of them, A B B A, all servers up. Every "
+        "run is archived as it ends, so a sweep that was interrupted goes on with --resume.",
         epilog=output.EXIT_CODES,
     )
     what = parser.add_mutually_exclusive_group(required=True)
@@ -41,6 +45,13 @@ def add_parser(kinds: Any) -> None:
     knee.add_argument("--start", type=output.positive, default=4, metavar="N", help="first level (%(default)s)")
     knee.add_argument("--resolution", type=output.positive_number, default=0.1, metavar="SHARE", help="(%(default)s)")
     knee.add_argument("--repeats", type=output.positive, default=3, metavar="N", help="bisections; six hold 95 %% (3)")
+    knee.add_argument(
+        "--budget",
+        type=output.seconds,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="no repetition but the first begins that would not end within (default: all are made)",
+    )
     knee.add_argument("--html", type=Path, metavar="FILE", help="a page with the chart of the knee")
     vary = parser.add_argument_group("with --vary")
     level = vary.add_mutually_exclusive_group()
@@ -48,6 +59,9 @@ def add_parser(kinds: Any) -> None:
     level.add_argument("--concurrency", type=output.positive, metavar="N", help="closed loop: at a time")
     vary.add_argument("--pairs", type=output.positive, default=8, metavar="N", help="of runs (%(default)s)")
     parser.add_argument("--requests", type=output.positive, default=150, metavar="N", help="of a run (%(default)s)")
+    parser.add_argument(
+        "--resume", action="store_true", help="take the runs of a sweep like this one that the archive has"
+    )
     bench_load.add_load_options(parser)
     bench_load.add_measuring_options(parser)
     output.add_json_option(parser)
@@ -61,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         return _knee(arguments) if arguments.knee else _vary(arguments)
+    except KeyboardInterrupt:
+        output.stderr().print("the runs so far are kept; --resume goes on with them", soft_wrap=True)
+        raise
     except (RunFailed, knee.NoKnee, archive.ArchiveError) as error:
         raise output.CommandError(str(error)) from error
     except comparison.Refused as error:
@@ -71,23 +88,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _knee(arguments: argparse.Namespace) -> int:
-    from headrace.bench import execute
+    from headrace.bench import knee, tables
     from headrace.bench.sweep import KneeSweep
 
     spec = _spec(arguments, float(arguments.start), closed=arguments.knee == "concurrency")
     measuring = bench_load.measuring_of(arguments)
+    _, expected = knee.expected_probes(arguments.resolution, arguments.repeats)
+    unloaded = 0 if measuring.slo.as_json() else 1
     with output.progress() as show, bench_load.server(arguments) as server:
 
-        def one(*what: Any) -> Any:
-            show(f"probe {len(sweep.probes) + 1}: {what[0].legs[0].level:.3g}", None)
-            return execute.run(*what)
+        def about(spec: LoadSpec, _server: Server) -> str:
+            if unloaded and not sweep.unloaded:
+                return "without load"
+            before = f" ({_probe_text(sweep.probes[-1])})" if sweep.probes else ""
+            return f"at {spec.legs[0].level:.3g}{before}"
 
-        sweep = KneeSweep(one, spec, server, measuring)
+        course = Course(arguments, show, expected + unloaded, about)
+        sweep = KneeSweep(course, spec, server, measuring, arguments.budget)
         found = sweep.find(arguments.start, resolution=arguments.resolution, repeats=arguments.repeats)
     report = _knee_report(arguments.knee, sweep, found)
     console = output.stdout(json_target=arguments.json)
     for line in knee_lines(report):
         console.print(line, soft_wrap=True)
+    console.print()
+    tables.print_tables(console, [knee_table(report)])
     output.write_json(arguments.json, report)
     if arguments.html:
         try:
@@ -97,10 +121,15 @@ def _knee(arguments: argparse.Namespace) -> int:
     return output.OK
 
 
+def _probe_text(one: Mapping[str, Any]) -> str:
+    return f"{one['level']:.3g} {'kept' if one['kept'] else 'lost'}: {one['figures']['slo_share']:.0%} within"
+
+
 def _knee_report(over: str, sweep: KneeSweep, found: Knee) -> dict[str, Any]:
     recommended = found.recommended
     return {
         "over": over,
+        "unloaded_s": sweep.unloaded,
         "slo_s": sweep.measuring.slo.as_json(),
         "knee": found.level.as_json(),
         "repetitions": list(found.found),
@@ -112,41 +141,49 @@ def _knee_report(over: str, sweep: KneeSweep, found: Knee) -> dict[str, Any]:
 
 def knee_lines(report: Mapping[str, Any]) -> list[str]:
     """What was found, for people."""
+    from headrace.bench.statistics import FEWEST_PAIRS
+
     knee, unit = report["knee"], "requests/s" if report["over"] == "rate" else "at a time"
     objectives = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in report["slo_s"].items())
-    certain = "95 % interval" if knee["count"] >= 6 else f"range of {knee['count']}, six hold 95 %"
+    unloaded = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in report["unloaded_s"].items())
+    certain = "95 % interval" if knee["count"] >= FEWEST_PAIRS else f"range of {knee['count']}, six hold 95 %"
     concurrency = max(1, int(report["recommended_concurrency"]))
     return [
-        f"objectives: {objectives}",
+        f"objectives: {objectives}" + (f" (without load: {unloaded})" if unloaded else ""),
         f"knee: {knee['value']:.3g} {unit}, {knee['low']:.3g} to {knee['high']:.3g} ({certain})",
         f"recommended, 70 % of it: {report['recommended']:.3g} {unit}; concurrency {concurrency}",
-        *(
-            f"  {one['level']:8.3g}  {'kept' if one['kept'] else 'lost'}  {one['figures']['slo_share']:6.1%} within, "
-            f"{one['figures']['output_tokens_per_s']:.0f} tokens/s {'; '.join(one['problems'])}"
-            for one in report["probes"]
-        ),
     ]
+
+
+def knee_table(report: Mapping[str, Any]) -> Rows:
+    """The probes, from the lowest level to the highest."""
+    from headrace.bench.tables import Rows, ms
+
+    rows = []
+    for one in sorted(report["probes"], key=lambda one: one["level"]):
+        figures = one["figures"]
+        rates = [f"{figures[name]:.1f}" for name in ("output_tokens_per_s", "requests_per_s")]
+        latencies = [ms(figures[name][share]) for name, share in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"))]
+        kept = "kept" if one["kept"] else "lost"
+        within = f"{figures['slo_share']:.1%}"
+        rows.append((f"{one['level']:.3g}", kept, within, *rates, *latencies, "; ".join(one["problems"])))
+    level = "requests/s" if report["over"] == "rate" else "at a time"
+    columns = (level, "objectives", "within", "tokens/s", "ended/s", "ttft p50", "ttft p95", "tpot p50", "")
+    return Rows("probes; latency in ms", columns, rows, text=True)
 
 
 def page(report: Mapping[str, Any], loop: str) -> str:
     """The page of a knee."""
     from headrace.bench import charts
 
-    lines = knee_lines(report)
+    objectives, found, recommended = knee_lines(report)
     chart = charts.knee([(one["level"], one["figures"]) for one in report["probes"]], loop)
-    rows = [
-        (f"{one['level']:.3g}", "kept" if one["kept"] else "lost", f"{one['figures']['slo_share']:.1%}",
-         f"{one['figures']['output_tokens_per_s']:.1f}", f"{one['figures']['requests_per_s']:.2f}")
-        for one in report["probes"]
-    ]  # fmt: skip
-    columns = ("level", "objectives", "within", "tokens/s", "requests/s")
-    tables = [{"title": "probes", "columns": columns, "rows": rows, "text": False}]
-    data = {"title": lines[1], "about": f"{lines[0]}; {lines[2]}", "verdict": "", "problems": [], "tables": tables}
-    return fill("bench.html", {**data, "charts": [chart]})
+    data = {"title": found, "about": f"{recommended}; {objectives}", "verdict": "", "problems": []}
+    return fill("bench.html", {**data, "tables": [knee_table(report).as_json()], "charts": [chart]})
 
 
 def _vary(arguments: argparse.Namespace) -> int:
-    from headrace.bench import archive, execute, sweep
+    from headrace.bench import sweep
 
     if arguments.target:
         raise output.CommandError("--vary starts its own servers; --target has one value", output.BAD_USAGE)
@@ -158,19 +195,15 @@ def _vary(arguments: argparse.Namespace) -> int:
     level = arguments.rate or float(arguments.concurrency or 8)
     spec = _spec(arguments, level, closed=not arguments.rate)
     measuring = bench_load.measuring_of(arguments)
-    place = arguments.archive or archive.directory()
     with ExitStack() as stack:
         show = stack.enter_context(output.progress())
-        servers = {value: stack.enter_context(bench_load.server(arguments, {setting: value})) for value in values}
-
-        def one(*what: Any) -> Any:
-            show(f"{setting}={what[1].configuration[setting]}", None)
-            return execute.run(*what)
-
-        def keep(report: Any, records: Any, change: str) -> dict[str, Any]:
-            return archive.save(place, report, records, archive.Intent(change))
-
-        found = sweep.vary(one, keep, spec, servers, measuring, setting, arguments.pairs)
+        servers = {}
+        for value in values:
+            show(f"starting a server with {setting}={value}", None)
+            servers[value] = stack.enter_context(bench_load.server(arguments, {setting: value}))
+        expected = len(values) + 2 * arguments.pairs * (len(values) - 1)
+        course = Course(arguments, show, expected, lambda _, server: f"{setting}={server.configuration[setting]}")
+        found = sweep.vary(course, spec, servers, measuring, setting, arguments.pairs)
     console = output.stdout(json_target=arguments.json)
     for value, comparison in found.items():
         console.print(f"\n{setting}: {values[0]} and {value}", style="bold")

@@ -29,9 +29,17 @@ def test_bad_options_are_refused_by_name(arguments: list[str], named: str, capsy
 def test_a_knee_is_told_with_its_interval_and_what_to_run_at() -> None:
     """In words, and as a page; fewer than six repetitions are called a range."""
     latency = {"count": 100, "p50": 0.1, "p95": 0.2}
-    figures = {"slo_share": 0.99, "output_tokens_per_s": 500.0, "requests_per_s": 8.0, "ttft": latency, "e2e": latency}
+    figures = {
+        "slo_share": 0.99,
+        "output_tokens_per_s": 500.0,
+        "requests_per_s": 8.0,
+        "ttft": latency,
+        "tpot": latency,
+        "e2e": latency,
+    }
     report = {
         "over": "rate",
+        "unloaded_s": {"ttft": 0.167},
         "slo_s": {"ttft": 0.5},
         "knee": {"value": 10.0, "low": 9.0, "high": 11.0, "count": 3},
         "recommended": 7.0,
@@ -39,7 +47,7 @@ def test_a_knee_is_told_with_its_interval_and_what_to_run_at() -> None:
         "probes": [{"level": 10.0, "kept": True, "problems": [], "figures": figures}],
     }
     lines = bench_sweep.knee_lines(report)
-    assert lines[0] == "objectives: ttft 500 ms"
+    assert lines[0] == "objectives: ttft 500 ms (without load: ttft 167 ms)"
     assert lines[1] == "knee: 10 requests/s, 9 to 11 (range of 3, six hold 95 %)"
     assert lines[2] == "recommended, 70 % of it: 7 requests/s; concurrency 4"
     page = bench_sweep.page(report, "open")

@@ -37,6 +37,11 @@ class Where:
     keys: Mapping[str, str]  # API key of each tenant
     timeout_s: float  # of a request
 
+    @property
+    def any_key(self) -> str | None:
+        """For what is no tenant's request; None without tenants."""
+        return next(iter(self.keys.values()), None)
+
 
 @dataclass(frozen=True)
 class ClientUse:
