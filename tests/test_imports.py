@@ -54,7 +54,15 @@ def test_common_knows_no_service():
 
 def test_the_package_needs_no_service():
     """Headrace imports services only inside functions, and only from `up` and the benches."""
-    allowed = {"accuracy.py", "offline.py", "pipeline.py", "up.py", "in_process.py", "null_engine.py"}
+    allowed = {
+        "accuracy.py",
+        "offline.py",
+        "pipeline.py",
+        "up.py",
+        "in_process.py",
+        "null_engine.py",
+        "slowed_engine.py",
+    }
     peers = ROOT / "headrace/bench/peers"
     workers = {peers / "workers" / name for name in ("attention.py", "vllm_attention.py")}
     # Processes of their own, or parts of one.

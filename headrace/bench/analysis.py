@@ -43,8 +43,8 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         fewest: requests that a leg must have measured.
     """
     legs = [
-        _leg(number, leg.level, evidence, slo, fewest)
-        for number, leg in enumerate(spec.legs)
+        _leg(number, spec, evidence, slo, fewest)
+        for number in range(len(spec.legs))
         if any(record.leg == number for record in evidence.records)
     ]
     problems = [f"leg {one['leg']}: {text}" if len(legs) > 1 else text for one in legs for text in one["problems"]]
@@ -64,16 +64,21 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
     }
 
 
-def _leg(number: int, level: float, evidence: Evidence, slo: Slo, fewest: int) -> dict[str, Any]:
+def _leg(number: int, spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int) -> dict[str, Any]:
     made = [record for record in evidence.records if record.leg == number]
     begin_s, problems = _steady_from(made)
     measured = [record for record in made if record.sent_s >= begin_s]
     checks = validity.check(
-        measured, evidence.uses, steadiness=problems, dropped_spans=evidence.dropped_spans, fewest=fewest
+        measured,
+        evidence.uses,
+        steadiness=problems,
+        dropped_spans=evidence.dropped_spans,
+        fewest=fewest,
+        shared=spec.shared,
     )
     return {
         "leg": number,
-        "level": level,
+        "level": spec.legs[number].level,
         "verdict": checks.verdict,
         "problems": list(checks.problems),
         "checks": dict(checks.facts),

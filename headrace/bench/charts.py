@@ -19,6 +19,11 @@ CDF_POINTS = 200
 TIMELINE_POINTS = 2_000
 SLICES = 60
 GROUPS = (0, 25, 50, 75, 90, 95, 99, 100)  # percentiles of the time to first token that the stage stack is split by
+_LATENCIES = (
+    ("first token, P50", "ttft", "p50"),
+    ("first token, P95", "ttft", "p95"),
+    ("end to end, P50", "e2e", "p50"),
+)
 
 Chart = dict[str, Any]
 
@@ -102,22 +107,57 @@ def stack(ok: Sequence[Record]) -> Chart:
     return {**chart, "categories": [name for name, _ in groups]}
 
 
+def of_knee(report: Mapping[str, Any], loop: str) -> list[Chart]:
+    """The charts of a search for the knee: objectives, latency and throughput by load, and one against the other."""
+    load = "requests a second" if loop == "open" else "requests at a time"
+    marks = [[_rounded(report["knee"]["value"]), "knee"], [_rounded(report["recommended"]), "recommended"]]
+    probes = report["probes"]
+    shares = []
+    for name, kept in (("objectives kept", True), ("objectives lost", False)):
+        inside = [one for one in probes if one["kept"] == kept]
+        if inside:
+            within = [one["figures"]["slo_share"] * 100 for one in inside]
+            shares.append(_series(name, [one["level"] for one in inside], within))
+    levels = [(one["level"], one["figures"]) for one in probes]
+    latencies = [
+        _series(name, *np.array(points).T * [[1.0], [1e3]])
+        for name, figure, share in _LATENCIES
+        if (points := _medians(levels, figure, share))
+    ]
+    throughputs = [_series("output tokens", *np.array(_medians(levels, "output_tokens_per_s")).T)]
+    by_load = [
+        _chart("Requests within the objectives", "points", load, "%", shares, log_x=True),
+        _chart("Latency by load, medians of the probes", "lines", load, "ms", latencies, log_x=True, log_y=True),
+        _chart("Throughput by load, medians of the probes", "lines", load, "tokens/s", throughputs, log_x=True),
+    ]
+    return [*({**chart, "marks": marks} for chart in by_load), knee(levels, loop)]
+
+
 def knee(levels: Sequence[tuple[float, Mapping[str, Any]]], loop: str) -> Chart:
-    """Latency against throughput, a point for each level of load."""
-    ordered = sorted(levels, key=lambda one: one[0])
-    series = []
-    for name, figure, share in (
-        ("first token, P50", "ttft", "p50"),
-        ("first token, P95", "ttft", "p95"),
-        ("end to end, P50", "e2e", "p50"),
-    ):
-        points = [(f["output_tokens_per_s"], f[figure][share], level) for level, f in ordered if f[figure][share]]
-        if points:
-            x, y, labels = zip(*points, strict=True)
-            unit = "/s" if loop == "open" else " at a time"
-            one = _series(name, x, np.array(y) * 1e3)
-            series.append({**one, "labels": [f"{level:.3g}{unit}" for level in labels]})
-    return _chart("Throughput against latency", "lines", "output tokens/s", "ms", series, log_y=True)
+    """Latency against throughput, a point for each level of load: the median of its probes."""
+    series, rates = [], dict(_medians(levels, "output_tokens_per_s"))
+    for name, figure, share in _LATENCIES:
+        latencies = _medians(levels, figure, share)
+        if latencies:
+            x = [rates[level] for level, _ in latencies]
+            one = _series(name, x, [latency * 1e3 for _, latency in latencies])
+            series.append({**one, "labels": [f"{level:.3g}" for level, _ in latencies]})
+    unit = "requests a second" if loop == "open" else "requests at a time"
+    return _chart(
+        "Throughput against latency", "lines", f"output tokens/s, at so many {unit}", "ms", series, log_y=True
+    )
+
+
+def _medians(
+    levels: Sequence[tuple[float, Mapping[str, Any]]], figure: str, share: str | None = None
+) -> list[tuple[float, float]]:
+    """(level, median of a figure over its probes), rising."""
+    found: dict[float, list[float]] = {}
+    for level, figures in levels:
+        value = figures[figure][share] if share else figures[figure]
+        if value is not None:
+            found.setdefault(level, []).append(value)
+    return [(level, float(np.median(found[level]))) for level in sorted(found)]
 
 
 def _chart(

@@ -12,7 +12,7 @@ from headrace.bench import comparison, knee
 from headrace.bench.comparison import Comparison
 from headrace.bench.execute import Measuring, Server
 from headrace.bench.kept_runs import Report, Runs
-from headrace.bench.knee import Knee
+from headrace.bench.knee import Knee, NoKnee
 from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.metrics import Slo
 from headrace.bench.results import RunFailed
@@ -27,7 +27,8 @@ SETTINGS: Mapping[str, str] = {
     "coalesce_ms": "HEADRACE_STREAM_COALESCE_MS",
 }
 UNLOADED_REQUESTS = 30
-SLO_FACTOR = 3.0  # of the unloaded medians, where no objectives are given
+SLO_FACTOR = 3.0  # of the P95 of a server without load, where no objectives are given
+LEAST_IN_FLIGHT = 0.5  # requests: below, a server is without load, and less load changes nothing
 _SERVERS_FAULT = ("not steady", "failures")  # problems of a run that say that the level is too high
 TRIES = 4  # of a probe or a pair with an invalid run: the machine may have been busy
 # Seeds of what is not to share prompts: the second would find those of the first in the prefix cache.
@@ -42,7 +43,7 @@ class KneeSweep:
         runs: makes them.
         spec: the load; its leg says how many requests a probe makes, and the level is the sweep's.
         server: whom it meets.
-        measuring: how. Without objectives: `SLO_FACTOR` times the medians of a server without load.
+        measuring: how. Without objectives: `SLO_FACTOR` times the P95 of a server without load.
         budget_s: no repetition but the first begins that would probably not end within.
         clock: seconds.
     """
@@ -53,7 +54,7 @@ class KneeSweep:
     measuring: Measuring
     budget_s: float = math.inf
     clock: Callable[[], float] = time.monotonic
-    unloaded: dict[str, float] = field(default_factory=dict)  # medians, seconds, where they made the objectives
+    unloaded: dict[str, float] = field(default_factory=dict)  # P95s, seconds, where they made the objectives
     probes: list[dict[str, Any]] = field(default_factory=list)  # level, kept, report of the leg
 
     def find(self, start: float, *, resolution: float, repeats: int) -> Knee:
@@ -89,6 +90,12 @@ class KneeSweep:
         (found,) = report["legs"]
         kept = not found["problems"] and found["figures"]["slo_share"] >= knee.KEPT_SHARE
         self.probes.append({"level": level, "kept": kept, "problems": found["problems"], "figures": found["figures"]})
+        in_flight = found["figures"]["in_flight"]
+        if not kept and in_flight < LEAST_IN_FLIGHT:
+            raise NoKnee(
+                f"the objectives are lost even at {level:g}, where {in_flight:.2g} requests are open on average: "
+                "they are too tight for this server, or something else uses its machine"
+            )
         return kept
 
     def _run(self, spec: LoadSpec, measuring: Measuring, change: str) -> Report:
@@ -101,7 +108,7 @@ class KneeSweep:
         measuring = replace(self.measuring, fewest=UNLOADED_REQUESTS // 2)
         report = self._run(alone, measuring, "a server without load")
         figures = report["legs"][0]["figures"]
-        found = {name: figures[name]["p50"] for name in ("ttft", "tpot")}
+        found = {name: figures[name]["p95"] for name in ("ttft", "tpot")}
         if found["ttft"] is None:
             raise RunFailed(f"a server without load answers nothing: {'; '.join(report['problems'])}")
         return {name: value for name, value in found.items() if value is not None}

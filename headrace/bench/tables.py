@@ -13,6 +13,15 @@ from headrace.bench import attribution, metrics
 
 COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 NOT_STATED = "-"
+# What changes over a soak: its name for people, and how much of the report's unit is one of theirs.
+_SLOPES: Mapping[str, tuple[str, float]] = {
+    "ttft_s": ("ttft, ms", 1e-3),
+    "e2e_s": ("e2e, ms", 1e-3),
+    "requests_per_s": ("requests/s", 1.0),
+    "rss_bytes": ("memory, MiB", 2.0**20),
+    "open_stream_count": ("open streams", 1.0),
+    "kv_free_block_count": ("free KV blocks", 1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ def of_run(report: Mapping[str, Any]) -> list[Rows]:
             latencies(one["figures"], f"latency in ms{name}"),
             rates(one, f"rates and counts{name}"),
             where(one["where"], f"where the P99 of the time to first token went{name}"),
+            slowest(one["where"]["slowest"], f"the slowest{name}; headrace trace ID draws one"),
         ]
         tables += [latencies(own, f"{title}{name}: latency in ms") for title, own in one["classes"].items()]
     tables.append(_slopes(report["slopes_an_hour"]))
@@ -100,6 +110,16 @@ def where(explained: Mapping[str, Any], title: str) -> Rows:
     return Rows(title, ("", "count", "p50", "p99", "most of it in", "more than usual", "of it"), rows)
 
 
+def slowest(found: Sequence[Mapping[str, Any]], title: str) -> Rows:
+    """The slowest requests by time to first token, with the stage that most of it was in."""
+    rows = []
+    for one in found:
+        stage = max(one["stages_s"], key=one["stages_s"].__getitem__)
+        numbers = (str(one["prompt_tokens"]), ms(one["ttft_s"]), stage.replace("_", " "), ms(one["stages_s"][stage]))
+        rows.append((one["trace_id"], *numbers))
+    return Rows(title, ("trace ID", "prompt", "ttft", "most of it in", "of it"), rows)
+
+
 def ramp(legs: Sequence[Mapping[str, Any]], loop: str) -> Rows:
     """A line a leg."""
     rows = []
@@ -134,8 +154,9 @@ def ms(seconds: float | None) -> str:
 def _slopes(slopes: Mapping[str, Mapping[str, float]]) -> Rows:
     rows = []
     for name, one in slopes.items():
+        what, _, of = name.partition(" ")
+        title, scale = _SLOPES[what]
+        numbers = [f"{one[key] / scale:.2f}" for key in ("median", "value", "low", "high")]
         changes = one["low"] > 0 or one["high"] < 0
-        rows.append(
-            (name, *(f"{one[key]:.4g}" for key in ("median", "value", "low", "high")), "yes" if changes else "no")
-        )
+        rows.append((f"{title}, {of}" if of else title, *numbers, "yes" if changes else "no"))
     return Rows("change an hour, with its 95 % interval", ("", "median", "an hour", "low", "high", "changes"), rows)

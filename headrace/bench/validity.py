@@ -23,6 +23,7 @@ LEAST_LIMIT_S = 0.010  # delays of the tool below this are nothing; above, they 
 MOST_DELAY = 0.1  # of the median time to first token
 MOST_FAILED = 0.01  # percentiles of the rest say nothing of those that failed
 MOST_UNEXPLAINED = 0.01  # of the receipts
+MOST_SEEN = 0.01  # of the prompt tokens of prompts that share nothing
 RESIDUAL_NS, RESIDUAL_SHARE = 2_000_000, 0.02  # what no stage explains, as the receipt's own test allows
 
 
@@ -51,6 +52,7 @@ def check(
     steadiness: Sequence[str] = (),
     dropped_spans: float | None = None,
     fewest: int = FEWEST_REQUESTS,
+    shared: bool = True,
 ) -> Checks:
     """Looks at a run.
 
@@ -60,6 +62,7 @@ def check(
         steadiness: what is not steady.
         dropped_spans: of the server, during the run; None where nobody said.
         fewest: requests that must have been measured.
+        shared: prompts have beginnings in common, so a prefix cache may know them.
     """
     ok = [record for record in measured if record.outcome == OK]
     failures = Counter(f"{r.outcome}: {r.error}" for r in measured if r.outcome not in (OK, CANCELLED))
@@ -74,6 +77,7 @@ def check(
     first_s = percentile(first_ns, 0.5) / 1e9 if receipts else 0.0
     limit_s = max(LEAST_LIMIT_S, MOST_DELAY * first_s)
     miscounted = sum(record.miscounted for record in measured)
+    cached = sum(record.cached_tokens for record in ok) / max(1, sum(record.prompt_tokens for record in ok))
     unexplained = sum(map(_unexplained, receipts)) / max(1, len(receipts))
     found = {
         f"client CPU: a client process used {cpu:.0%} of a core; use more --processes, or less load": cpu > MOST_CPU,
@@ -87,6 +91,9 @@ def check(
         f"residual: {unexplained:.1%} of the receipts leave more time unexplained than they may": (
             unexplained > MOST_UNEXPLAINED
         ),
+        f"prompts seen before: the prefix cache held {cached:.0%} of prompts that share nothing; use another --seed": (
+            not shared and cached > MOST_SEEN
+        ),
         f"dropped spans: {dropped_spans or 0:.0f}": bool(dropped_spans),
     }
     facts = {
@@ -96,6 +103,7 @@ def check(
         "lag_limit_s": limit_s,
         "failed": failed,
         "miscounted": miscounted,
+        "cached_prompt_share": cached,
         "unexplained_receipts": unexplained,
         "dropped_spans": dropped_spans,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from headrace.bench.results import RunFailed
 from headrace.cli import bench_load, output
 from headrace.cli.supervisor import ProgramDied
 from headrace.cli.trace_page import fill
+from headrace.v1 import generation_pb2
 
 if TYPE_CHECKING:
     from headrace.bench.load.spec import LoadSpec
@@ -82,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise output.CommandError(str(error)) from error
     except (ProgramDied, TimeoutError) as error:
         raise output.CommandError(f"the pipeline: {error}") from error
+    _remember(report, records)
     show_report(arguments, report)
     _write(arguments, report, records)
     return output.FAILED if report["problems"] else output.OK
@@ -139,6 +142,26 @@ def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
             "charts": charts.of_run(report, records),
         },
     )
+
+
+def _remember(report: Mapping[str, Any], records: Sequence[Record]) -> None:
+    """Keeps the receipts of the slowest requests, so that `headrace trace` draws them by the ids in the report."""
+    from headrace.cli.receipts import Receipt, remember
+    from headrace.cli.stages import from_json
+
+    wanted = {one["trace_id"] for leg in report["legs"] for one in leg["where"]["slowest"]}
+    slowest = sorted((one for one in records if one.trace_id in wanted), key=lambda record: record.ttft_s)
+    for record in slowest:  # the slowest last: it is what `headrace trace --last` draws
+        usage = generation_pb2.Usage(
+            prompt_token_count=record.prompt_tokens,
+            cached_token_count=record.cached_tokens,
+            completion_token_count=record.output_tokens,
+        )
+        wall_ns = round((record.ended_s - record.sent_s) * 1e9)
+        model = next(iter(report["fingerprint"]["model"]), "")
+        ids = record.trace_id, record.request_id
+        with contextlib.suppress(OSError):
+            remember(Receipt(*ids, model, report["started_at"], wall_ns, usage, from_json(record.receipt)))
 
 
 def _progress(show: Any, spec: LoadSpec) -> Any:

@@ -164,12 +164,12 @@ def knee_table(report: Mapping[str, Any]) -> Rows:
         figures = one["figures"]
         rates = [f"{figures[name]:.1f}" for name in ("output_tokens_per_s", "requests_per_s")]
         latencies = [ms(figures[name][share]) for name, share in (("ttft", "p50"), ("ttft", "p95"), ("tpot", "p50"))]
-        kept = "kept" if one["kept"] else "lost"
-        within = f"{figures['slo_share']:.1%}"
-        rows.append((f"{one['level']:.3g}", kept, within, *rates, *latencies, "; ".join(one["problems"])))
-    level = "requests/s" if report["over"] == "rate" else "at a time"
-    columns = (level, "objectives", "within", "tokens/s", "ended/s", "ttft p50", "ttft p95", "tpot p50", "")
-    return Rows("probes; latency in ms", columns, rows, text=True)
+        lost = one["problems"][0].partition(":")[0] if one["problems"] else "lost"
+        found = ("kept" if one["kept"] else lost, f"{figures['slo_share']:.1%}")
+        rows.append((f"{one['level']:.3g}", *found, *rates, *latencies))
+    over = "requests a second" if report["over"] == "rate" else "requests at a time"
+    columns = ("", "slo", "within", "tokens/s", "ended/s", "ttft p50", "ttft p95", "tpot p50")
+    return Rows(f"probes by {over}; latency in ms", columns, rows)
 
 
 def page(report: Mapping[str, Any], loop: str) -> str:
@@ -177,9 +177,10 @@ def page(report: Mapping[str, Any], loop: str) -> str:
     from headrace.bench import charts
 
     objectives, found, recommended = knee_lines(report)
-    chart = charts.knee([(one["level"], one["figures"]) for one in report["probes"]], loop)
     data = {"title": found, "about": f"{recommended}; {objectives}", "verdict": "", "problems": []}
-    return fill("bench.html", {**data, "tables": [knee_table(report).as_json()], "charts": [chart]})
+    return fill(
+        "bench.html", {**data, "tables": [knee_table(report).as_json()], "charts": charts.of_knee(report, loop)}
+    )
 
 
 def _vary(arguments: argparse.Namespace) -> int:

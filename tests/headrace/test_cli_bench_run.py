@@ -6,7 +6,6 @@ import asyncio
 import csv
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,16 @@ import pytest
 from headrace.bench import archive, records, steady, validity
 from headrace.cli import __main__ as command
 from headrace.cli import output
+from tests.headrace.browser import opened
 from tests.headrace.scripted_gateway import TRACE_ID, ScriptedGateway, serving
 
-LOAD = ["--concurrency", "4", "--prompt", "36", "--output", "3"]
+LOAD = ["--concurrency", "4", "--prompt", "20", "--shared-prefix", "16", "--output", "3"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receipts are remembered in a place of the test's own."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
 
 
 async def bench(*arguments: str, **values: object) -> tuple[int, ScriptedGateway]:
@@ -56,6 +62,10 @@ async def test_a_run_is_printed_written_and_kept(
     (again,) = archive.all_runs(place)
     assert again == report == archive.load(place, report["id"])
     assert archive.load_records(place, report["id"]) == kept
+    capsys.readouterr()
+    assert TRACE_ID in shown
+    assert command.main(["trace", TRACE_ID]) == output.OK  # the receipts of the slowest are remembered
+    assert "prefill" in capsys.readouterr().out
     page = (tmp_path / "html").read_text()
     assert "default-src 'none'" in page
     for title in ("Latency, cumulative", "Latency over time", "Throughput over time", "Time to first token by stage"):
@@ -67,15 +77,6 @@ async def test_a_run_is_printed_written_and_kept(
         assert drawn.count("<svg") == 4
         assert drawn.count("<polyline") == 4
         assert drawn.count("<rect") > 7
-
-
-def opened(browser: str, page: Path, profile: Path) -> tuple[str, str]:
-    """What a browser without network makes of a page, and what it says."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--proxy-server=127.0.0.1:9"]
-    address = page.rename(page.with_suffix(".html")).as_uri()
-    command = [browser, *options, f"--user-data-dir={profile}", "--dump-dom", address]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return ended.stdout, ended.stderr
 
 
 async def test_an_invalid_run_concludes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from headrace.cli import __main__ as command
 from headrace.cli import bench_sweep, output
+from tests.headrace.browser import opened
 
 
 @pytest.mark.parametrize(
@@ -26,8 +30,8 @@ def test_bad_options_are_refused_by_name(arguments: list[str], named: str, capsy
     assert named in capsys.readouterr().err
 
 
-def test_a_knee_is_told_with_its_interval_and_what_to_run_at() -> None:
-    """In words, and as a page; fewer than six repetitions are called a range."""
+def test_a_knee_is_told_with_its_interval_and_what_to_run_at(tmp_path: Path) -> None:
+    """In words, and as a page that a browser without network draws; fewer than six repetitions are called a range."""
     latency = {"count": 100, "p50": 0.1, "p95": 0.2}
     figures = {
         "slo_share": 0.99,
@@ -44,12 +48,26 @@ def test_a_knee_is_told_with_its_interval_and_what_to_run_at() -> None:
         "knee": {"value": 10.0, "low": 9.0, "high": 11.0, "count": 3},
         "recommended": 7.0,
         "recommended_concurrency": 4.4,
-        "probes": [{"level": 10.0, "kept": True, "problems": [], "figures": figures}],
+        "probes": [
+            {"level": 20.0, "kept": False, "problems": ["not steady: much"], "figures": {**figures, "slo_share": 0.3}},
+            {"level": 10.0, "kept": True, "problems": [], "figures": figures},
+        ],
     }
     lines = bench_sweep.knee_lines(report)
     assert lines[0] == "objectives: ttft 500 ms (without load: ttft 167 ms)"
     assert lines[1] == "knee: 10 requests/s, 9 to 11 (range of 3, six hold 95 %)"
     assert lines[2] == "recommended, 70 % of it: 7 requests/s; concurrency 4"
+    assert [row[:3] for row in bench_sweep.knee_table(report).rows] == [
+        ("10", "kept", "99.0%"),
+        ("20", "not steady", "30.0%"),
+    ]
     page = bench_sweep.page(report, "open")
     assert "Throughput against latency" in page
     assert "knee: 10 requests/s" in page
+    browser = shutil.which("chromium")
+    if browser:
+        (tmp_path / "page").write_text(page)
+        drawn, said = opened(browser, tmp_path / "page", tmp_path / "profile")
+        assert "CONSOLE" not in said
+        assert drawn.count("<svg") == 4
+        assert drawn.count('class="mark"') == 6

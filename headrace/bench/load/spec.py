@@ -106,6 +106,11 @@ class LoadSpec:
         """Names the load: equal ones have equal digests."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def shared(self) -> bool:
+        """Whether prompts have beginnings in common."""
+        return self.shared_prefix > 0 or self.turns > 1
+
     def due(self) -> Iterator[tuple[int, float]]:
         """(leg, seconds after the start) of each conversation of an open loop, in order."""
         if self.replay:

@@ -15,6 +15,7 @@ from headrace.bench.analysis import Evidence
 from headrace.bench.comparison import Refused
 from headrace.bench.execute import Measuring, Server
 from headrace.bench.kept_runs import KeptRuns, Report
+from headrace.bench.knee import NoKnee
 from headrace.bench.load.spec import Leg, LoadSpec
 from headrace.bench.load.workers import ClientUse, Where
 from headrace.bench.metrics import Slo
@@ -104,6 +105,16 @@ def test_a_probe_that_the_machine_spoilt_is_made_again() -> None:
     search = sweep.KneeSweep(Made(places), spec, server(), Measuring(Slo(ttft=0.17), processes=1, fewest=20))
     assert search.find(4, resolution=0.1, repeats=2).found == [20, 20]
     assert len(set(places.seeds)) == len(places.seeds) == len(search.probes) + sweep.TRIES - 1
+
+
+def test_objectives_that_no_load_keeps_are_told_at_once() -> None:
+    """At four requests a second a place is always free: half the load would take twice as long and change nothing."""
+    places = Places()
+    spec = LoadSpec("open", (Leg(1, requests=100),), prompt="8", output="8")
+    search = sweep.KneeSweep(Made(places), spec, server(), Measuring(Slo(ttft=0.01), processes=1, fewest=20))
+    with pytest.raises(NoKnee, match=r"lost even at 4, where 0\.38 requests are open"):
+        search.find(4, resolution=0.1, repeats=3)
+    assert len(places.seeds) == 1
 
 
 def test_no_repetition_begins_that_would_not_end_within_the_budget() -> None:

@@ -46,6 +46,16 @@ def test_a_client_without_processor_time_is_invalid() -> None:
     assert "client lag" in problems(good(), [replace(IDLE, lags_s=[0.05] * 100)])
 
 
+def test_prompts_that_the_server_has_seen_are_invalid() -> None:
+    """A second run with the same seed finds its prompts in the prefix cache; prompts that share beginnings may."""
+    seen = [replace(record, cached_tokens=record.prompt_tokens // 2) for record in good()]
+    assert "prompts seen before: the prefix cache held 50% of" in problems(seen, shared=False)
+    assert not problems(seen, shared=True)
+    evidence = Evidence(seen, [IDLE])
+    assert "use another --seed" in analysis.report(SPEC, evidence, Slo())["problems"][0]
+    assert not analysis.report(replace(SPEC, shared_prefix=8), evidence, Slo())["problems"]
+
+
 def test_late_sends_are_invalid() -> None:
     """P99 of the send lag, beside what is measured."""
     late = [
