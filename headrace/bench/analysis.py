@@ -30,6 +30,7 @@ class Evidence:
     uses: Sequence[ClientUse]
     samples: Sequence[Mapping[str, Any]] = ()  # of the server, see `server_watch.as_json`
     counters: Mapping[str, int] | None = None
+    cpu_s: Mapping[str, float] | None = None  # of the server's processes, where they are known
     dropped_spans: float | None = None
 
 
@@ -59,6 +60,7 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         "legs": legs,
         "totals": _totals(evidence.records),
         "counters": dict(evidence.counters or {}),
+        "cpu_ms_a_token": _cpu_ms(evidence),
         "slopes_an_hour": slopes(evidence),
         "definitions": dict(metrics.DEFINITIONS),
     }
@@ -118,6 +120,15 @@ def _totals(records: Sequence[Record]) -> dict[str, int]:
         "prompt_tokens": sum(record.prompt_tokens for record in records if record.outcome == OK),
         "output_tokens": sum(record.output_tokens for record in records if record.outcome == OK),
     }
+
+
+def _cpu_ms(evidence: Evidence) -> dict[str, float]:
+    """Processor time of the server's processes for a token that came, warm-up included; nothing where it is unknown."""
+    tokens = sum(record.received_tokens for record in evidence.records)
+    if not evidence.cpu_s or not tokens:
+        return {}
+    found = {"all": sum(evidence.cpu_s.values()), **evidence.cpu_s}
+    return {name: 1e3 * used_s / tokens for name, used_s in found.items()}
 
 
 def _classes(measured: Sequence[Record], records: Sequence[Record], slo: Slo) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,9 @@ PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
 EQUIVALENCE = 0.90
 MOST_SHOWN = 1e3
 Report = Mapping[str, Any]
-Kind = Literal["time", "counter", "shown"]
+# Of "cpu" a difference fails, as of "time"; where none is shown, it need not be the same within the tolerance. It sees
+# what the clock of a busy machine does not. "shown" is not judged.
+Kind = Literal["time", "cpu", "counter", "shown"]
 
 
 class Refused(Exception):
@@ -42,7 +44,7 @@ class Figure:
     """One figure of a run that is compared."""
 
     name: str
-    kind: Kind  # "shown" is not judged
+    kind: Kind
     read: Callable[[Report], float | None]
     higher_is_better: bool = False
 
@@ -112,7 +114,7 @@ def compare(
     """
     _refuse(baseline, candidate, changed)
     figures = _figures(baseline[0])
-    judged = sum(figure.kind == "time" for figure in figures)
+    judged = sum(figure.kind in ("time", "cpu") for figure in figures)
     confidence = 1 - (1 - CONFIDENCE) / max(1, judged)  # Bonferroni: one false alarm in twenty comparisons, not figures
     rows = []
     for figure in figures:
@@ -150,7 +152,7 @@ def _judge(
     """Verdict and reason. A difference must show in `ratio`, sameness in `narrow`, see `EQUIVALENCE`."""
     if figure.kind == "shown":
         return "", ""
-    allowed = tolerance.time if figure.kind == "time" else tolerance.counter
+    allowed = tolerance.counter if figure.kind == "counter" else tolerance.time
     low, high = 1 / (1 + allowed), 1 + allowed
     outside = not low <= ratio.value <= high
     better = (ratio.value > 1) == figure.higher_is_better
@@ -165,6 +167,8 @@ def _judge(
         if better and allow_better:
             return PASS, f"better: {change}"
         return FAIL, f"{'better' if better else 'worse'}: {change}"
+    if figure.kind == "cpu":
+        return "", ""
     if low <= narrow.low and narrow.high <= high:
         return PASS, ""
     return INCONCLUSIVE, "more pairs would tell"
@@ -211,6 +215,9 @@ def _figures(report: Report) -> list[Figure]:
             *(Figure(f"{name} p95{at}", "shown", of_leg(number, name, "p95")) for name in ("ttft", "tpot", "e2e")),
         ]
     found += [Figure(name.replace("_", " "), "counter", of_run("totals", name)) for name in report["totals"]]
+    for name in report.get("cpu_ms_a_token", {}):
+        of_all: Kind = "cpu" if name == "all" else "shown"
+        found.append(Figure(f"CPU ms a token, {name}", of_all, of_run("cpu_ms_a_token", name)))
     for name in report["counters"]:
         kind: Kind = "shown" if name == "step_count" else "counter"  # how many share a step is a matter of time
         found.append(Figure(name.replace("_", " "), kind, of_run("counters", name)))

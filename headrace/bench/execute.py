@@ -52,7 +52,7 @@ def run(
         records, uses = workers.run(spec, where, measuring.processes, progress)
     start_s = watch.samples[0].at_s if watch.samples else 0.0
     samples = server_watch.as_json(watch.samples, start_s)
-    evidence = analysis.Evidence(records, uses, samples, watch.counters, watch.dropped_spans)
+    evidence = analysis.Evidence(records, uses, samples, watch.counters, watch.cpu_s, watch.dropped_spans)
     report = analysis.report(spec, evidence, measuring.slo, measuring.fewest)
     return {"started_at": started_at, "fingerprint": made, **report, "samples": samples}, records
 

@@ -1,4 +1,4 @@
-"""What the server says of itself while a run goes on: engine counters, memory of its processes, lost spans."""
+"""What the server says of itself while a run goes on: engine counters, its processes' memory and CPU, lost spans."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace import errors
+from headrace.bench.hops import cpu_s
 from headrace.sync_client import Client
 from headrace.v1 import engine_pb2
 
@@ -46,20 +47,25 @@ class ServerWatch:
     def __init__(self, target: str, api_key: str | None, pids: Mapping[str, int], metrics: Sequence[str] = ()) -> None:
         self.samples: list[Sample] = []
         self.dropped_spans: float | None = None
+        self.cpu_s: dict[str, float] = {}  # of the named processes, from start to end
         self._client = Client(target, api_key=api_key)
         self._pids, self._metrics = pids, metrics
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="server-watch", daemon=True)
         self._dropped_before: float | None = None
+        self._cpu_before: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         self._dropped_before = self._dropped()
+        self._cpu_before = self._cpu()
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        after_s = self._cpu()
+        self.cpu_s = {name: after_s[name] - before for name, before in self._cpu_before.items() if name in after_s}
         self._ended.set()
         self._thread.join()
         self._sample()
@@ -87,6 +93,13 @@ class ServerWatch:
             names = [one.name for one in engine_pb2.EngineStats.DESCRIPTOR.fields]
             summed = {name: sum(getattr(engine.stats, name) for engine in stats.engines) for name in names}
             self.samples.append(Sample(time.monotonic(), summed, self._rss()))
+
+    def _cpu(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for name, pid in self._pids.items():
+            with contextlib.suppress(OSError):
+                found |= cpu_s({name: pid})
+        return found
 
     def _rss(self) -> dict[str, int]:
         found = {}

@@ -46,7 +46,9 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--slow-readers", default="0", metavar="SHARE[:SECONDS]", help="that pause after each message")
     load.add_argument("--priorities", metavar="NAME:WEIGHT,...", help="interactive, standard, batch")
     load.add_argument("--tenants", type=Path, metavar="FILE", help="lines: name, API key, weight")
-    load.add_argument("--seed", type=int, default=0, metavar="N", help="the same seed makes the same requests (0)")
+    load.add_argument(
+        "--seed", type=output.whole, default=0, metavar="N", help="the same seed makes the same requests (0)"
+    )
 
 
 def add_measuring_options(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +92,7 @@ def spec_of(arguments: argparse.Namespace, loop: str, legs: tuple[Leg, ...], rep
             output=arguments.output,
             correlation=arguments.correlation,
             replay=replay,
-            replay_speed=getattr(arguments, "speed", 1.0),
+            replay_speed=getattr(arguments, "speed", None) or 1.0,
             shared_prefix=_whole(prefix, "--shared-prefix"),
             prefix_groups=_whole(groups or "1", "--shared-prefix"),
             turns=arguments.turns,
@@ -172,7 +174,7 @@ def _number(text: str, name: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise output.CommandError(f"{name} {text!r}: expected a number", output.BAD_USAGE)
+        raise output.CommandError(f"{name} {text!r}: expected a number, 0 or more", output.BAD_USAGE)
     return value
 
 

@@ -47,11 +47,16 @@ def add_parser(kinds: Any) -> None:
     level.add_argument(
         "--replay", metavar="FILE", help="open loop: times and lengths of a log (JSONL, Azure, BurstGPT)"
     )
+    parser.add_argument("--speed", type=output.positive_number, metavar="X", help="of the replay (1)")
     parser.add_argument(
-        "--speed", type=output.positive_number, default=1.0, metavar="X", help="of the replay (%(default)s)"
+        "--duration", type=output.seconds, metavar="SECONDS", help="of each leg (30), or of the replay (all of the log)"
     )
-    parser.add_argument("--duration", type=output.seconds, metavar="SECONDS", help="of each leg (30)")
-    parser.add_argument("--requests", type=output.positive, metavar="N", help="of each leg, in the place of a duration")
+    parser.add_argument(
+        "--requests",
+        type=output.positive,
+        metavar="N",
+        help="of each leg, in the place of a duration, or of the replay",
+    )
     bench_load.add_load_options(parser)
     bench_load.add_measuring_options(parser)
     files = parser.add_argument_group("what is written")
@@ -71,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     bench_load.needs_numpy()
     from headrace.bench import archive, execute
 
+    for option in ("json", "csv", "records", "html"):
+        output.expect_writable(f"--{option}", getattr(arguments, option))
     spec = spec_of(arguments)
     measuring = bench_load.measuring_of(arguments)
     intent = archive.Intent(arguments.change, arguments.expect, arguments.side_effects)
@@ -95,7 +102,10 @@ def spec_of(arguments: argparse.Namespace) -> LoadSpec:
     from headrace.bench.load.spec import Leg
 
     if arguments.replay:
-        return bench_load.spec_of(arguments, "open", (Leg(0.0),), arguments.replay)
+        leg = Leg(0.0, arguments.duration, arguments.requests)
+        return bench_load.spec_of(arguments, "open", (leg,), arguments.replay)
+    if arguments.speed:
+        raise output.CommandError("--speed goes with --replay", output.BAD_USAGE)
     levels = arguments.rate or arguments.concurrency
     seconds = arguments.duration or (None if arguments.requests else bench_load.DEFAULT_SECONDS)
     legs = tuple(Leg(float(level), seconds, arguments.requests) for level in levels)

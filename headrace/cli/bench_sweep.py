@@ -71,6 +71,8 @@ def add_parser(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs it; raises CommandError."""
     bench_load.needs_numpy()
+    output.expect_writable("--json", arguments.json)
+    output.expect_writable("--html", arguments.html)
     from headrace.bench import archive, comparison, knee
 
     try:

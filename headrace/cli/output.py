@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """An argument that is a whole number, 0 included. Raises ArgumentTypeError."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 0 or more")
+    return int(text)
+
+
 def port(text: str) -> int:
     """An argument that is a port; 0: a free one. Raises ArgumentTypeError."""
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
@@ -94,6 +102,17 @@ def write_json(target: str | None, report: Any) -> None:
         Path(target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise CommandError(f"--json {target}: cannot be written ({error.strerror})", BAD_USAGE) from error
+
+
+def expect_writable(option: str, target: str | Path | None) -> None:
+    """Complains before the work of minutes, not after it, that its file cannot be written. Raises CommandError."""
+    if target is None or str(target) == "-":
+        return
+    folder = Path(target).absolute().parent
+    if not folder.is_dir() or Path(target).is_dir():
+        raise CommandError(f"{option} {target}: cannot be written (no such folder, or it is one)", BAD_USAGE)
+    if not os.access(folder, os.W_OK):
+        raise CommandError(f"{option} {target}: cannot be written (permission denied)", BAD_USAGE)
 
 
 @contextmanager

@@ -86,11 +86,11 @@ def parse(text: str, name: str) -> Lengths:
     kind, _, rest = text.partition(":")
     try:
         if kind == "lognormal":
-            median, sigma, bounds = rest.split(",")
+            median, sigma, bounds = _parts(rest, 3)
             low, high = _range(bounds)
             return Lognormal(_positive(median), _positive(sigma), low, high)
         if kind == "zipf":
-            exponent, bounds = rest.split(",")
+            exponent, bounds = _parts(rest, 2)
             return _zipf(_positive(exponent), *_range(bounds))
         if kind == "cdf":
             return _empirical(Path(rest))
@@ -141,6 +141,13 @@ def _empirical(path: Path) -> Table:
     if not shares or abs(shares[-1] - 1) > 1e-6:
         raise ValueError("the last share must be 1")
     return Table(lengths, shares)
+
+
+def _parts(text: str, count: int) -> list[str]:
+    found = text.split(",")
+    if len(found) != count:
+        raise ValueError(f"{len(found)} values, {count} are needed")
+    return found
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from headrace.bench.load import arrivals, lengths, logs
 from headrace.bench.load.lengths import BadLoad
 from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE
 
+MOST_REQUESTS = 1_000_000  # of an open loop, whose requests are made before it begins
 PRIORITIES = ("interactive", "standard", "batch")
 _ARRIVALS, _PREFIXES, _CONVERSATIONS = range(3)  # streams of random numbers that do not touch each other
 
@@ -49,7 +50,7 @@ class LoadSpec:
     prompt: str = "128"  # see `lengths.SYNTAX`; tokens of a prompt, or of a turn, after the shared prefix
     output: str = "64"
     correlation: float = 0.0  # of prompt and output length, -1 to 1
-    replay: str | None = None  # a log: it says when, and how long; `legs` is then one without meaning
+    replay: str | None = None  # a log: it says when, and how long; the one leg then says how much of it
     replay_speed: float = 1.0
     shared_prefix: int = 0  # tokens that all conversations of a group start with
     prefix_groups: int = 1
@@ -68,6 +69,9 @@ class LoadSpec:
         _within("--slow-readers", self.slow_share, 0, 1)
         _within("--cancel and --slow-readers together", self.cancel_share + self.slow_share, 0, 1)
         _within("--correlation", self.correlation, -1, 1)
+        most = sum(leg.requests or leg.level * (leg.seconds or 0.0) for leg in self.legs if self.loop == "open")
+        if not self.replay and most > MOST_REQUESTS:
+            raise BadLoad(f"--rate: {most:.3g} requests are due, {MOST_REQUESTS} are the most")
         if self.prefix_groups < 1:
             raise BadLoad(f"--shared-prefix: {self.prefix_groups} groups: expected at least 1")
         unknown = set(self.priorities) - set(PRIORITIES)
@@ -84,7 +88,11 @@ class LoadSpec:
 
     @cached_property
     def _log(self) -> Sequence[logs.Entry]:
-        return logs.read(Path(self.replay), self.replay_speed) if self.replay else ()
+        if not self.replay:
+            return ()
+        (leg,) = self.legs
+        entries = logs.read(Path(self.replay), self.replay_speed)[: leg.requests]
+        return [entry for entry in entries if leg.seconds is None or entry.at_s < leg.seconds]
 
     @cached_property
     def _prefixes(self) -> list[tuple[int, ...]]:

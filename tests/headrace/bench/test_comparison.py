@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.bench import comparison
@@ -72,6 +73,20 @@ def test_counters_are_held_tightly(same: Any) -> None:
         one["counters"] = same[0][0]["counters"]
         one["totals"] = {**one["totals"], "failed_requests": 1}
     assert [row.figure.name for row in compare(same[0], changed).rows if row.verdict == FAIL] == ["failed requests"]
+
+
+def test_processor_time_fails_where_the_clock_sees_nothing(same: Any) -> None:
+    """10 % more fails; a difference that is not shown asks for nothing, however wide its interval."""
+    sides = copy.deepcopy(same)
+    noise = np.random.default_rng(5)
+    for factor, verdict in ((1.1, FAIL), (1.0, PASS)):
+        for side, times in zip(sides, (1.0, factor), strict=True):
+            for one in side:
+                used = times * float(np.exp(noise.normal(0, 0.02 if factor > 1 else 0.2)))
+                one["cpu_ms_a_token"] = {"all": used, "engine": used}
+        found = compare(*sides)
+        assert found.verdict == verdict
+        assert [row.figure.name for row in found.rows if row.verdict == FAIL] == ["CPU ms a token, all"] * (factor > 1)
 
 
 @pytest.mark.parametrize(

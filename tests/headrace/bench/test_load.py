@@ -95,6 +95,8 @@ def test_a_log_is_replayed_with_its_gaps_and_lengths(name: str, tmp_path: Path) 
     assert list(load.due()) == [(0, 0.0), (0, 0.75)]
     turn = load.conversation(1).turns[0]
     assert (len(turn.token_ids), turn.output) == (396, 109)
+    for leg in (Leg(0.0, seconds=0.75), Leg(0.0, requests=1)):  # as much of a long log as is wanted
+        assert list(open_loop(replay=str(file), replay_speed=2.0, legs=(leg,)).due()) == [(0, 0.0)]
 
 
 @pytest.mark.parametrize(

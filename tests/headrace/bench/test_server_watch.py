@@ -50,7 +50,7 @@ async def test_a_run_is_watched_from_its_start_to_its_end() -> None:
     """At least two samples, memory of the named processes, and how many spans were lost meanwhile."""
 
     def watch(target: str, endpoint: str) -> ServerWatch:
-        with ServerWatch(target, None, {"bench": os.getpid(), "gone": 2**30}, [endpoint]) as watching:
+        with ServerWatch(target, None, {"bench": os.getpid(), "gone": 2**22}, [endpoint]) as watching:
             pass
         return watching
 
@@ -58,6 +58,8 @@ async def test_a_run_is_watched_from_its_start_to_its_end() -> None:
         with metrics(iter([3.0, 8.0])) as endpoint:
             found = await asyncio.to_thread(watch, target, endpoint)
     assert found.dropped_spans == 5.0
+    assert found.cpu_s.keys() == {"bench"}
+    assert found.cpu_s["bench"] > 0
     assert len(found.samples) >= 2
     assert found.counters == dict.fromkeys(server_watch.COUNTERS, 0)
     (first, *_) = server_watch.as_json(found.samples, found.samples[0].at_s)
