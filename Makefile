@@ -4,7 +4,7 @@ PY := .venv/bin/python
 READY := .venv/.ready
 GPU_PY ?= $(if $(wildcard $(PY)),$(PY),python3)
 
-.PHONY: help setup run up test parity asan soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self bench-gateway dashboards clean
+.PHONY: help setup run up test parity asan soak gpu-check fuzz lint format protos breaking bench bench-peers bench-tracing bench-self bench-gate bench-gateway dashboards clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,6 +71,9 @@ bench-peers: setup ## install other engines into a cache folder, and measure by 
 
 bench-self: setup ## the workbench itself: its ceiling, and whether it sees a stall (2 minutes)
 	@$(PY) -m headrace.bench.self_check
+
+bench-gate: setup ## the gate tried: red on a pipeline 10 % slower, green on one that is the same (45 minutes; goes on where it was)
+	@$(PY) -m headrace.bench.gate_trials
 
 bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
 	@$(PY) -m headrace.bench.tracing

@@ -55,9 +55,9 @@ ENGINES = {
     "null": Engine(
         "headrace.bench.null_engine",
         null_engine.TOKENS_PER_S_VARIABLE,
-        "250",
-        f"{250 / (1 + SLOWDOWN):.4f}",
-        LoadSpec("closed", (Leg(4, requests=80),), prompt="16", output="8"),
+        "50",
+        f"{50 / (1 + SLOWDOWN):.4f}",
+        LoadSpec("closed", (Leg(8, requests=40),), prompt="16", output="4"),
         {},
     ),
     "model": Engine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from headrace.bench.load.spec import LoadSpec
     from headrace.bench.sweep import KneeSweep
     from headrace.bench.tables import Rows
+
+TARGET = "target"  # what is varied is the server itself, by address
 
 
 def add_parser(kinds: Any) -> None:
@@ -39,7 +41,7 @@ def add_parser(kinds: Any) -> None:
         type=_setting,
         metavar="SETTING=VALUE,VALUE,...",
         help="max_num_seqs, max_num_batched_tokens, block_size, kv_memory_utilization, coalesce_tokens, or a HEADRACE_ "
-        "variable",
+        "variable; target=HOST:PORT,HOST:PORT: servers that are there, such as two builds",
     )
     knee = parser.add_argument_group("with --knee")
     knee.add_argument("--start", type=output.positive, default=4, metavar="N", help="first level (%(default)s)")
@@ -189,23 +191,26 @@ def _vary(arguments: argparse.Namespace) -> int:
     from headrace.bench import sweep
 
     if arguments.target:
-        raise output.CommandError("--vary starts its own servers; --target has one value", output.BAD_USAGE)
+        raise output.CommandError("--target has one value; several: --vary target=...", output.BAD_USAGE)
     name, values = arguments.vary
     setting = sweep.SETTINGS.get(name, name)
-    if not setting.startswith("HEADRACE_"):
-        known = ", ".join(sweep.SETTINGS)
+    if setting != TARGET and not setting.startswith("HEADRACE_"):
+        known = ", ".join((*sweep.SETTINGS, TARGET))
         raise output.CommandError(f"--vary {name}: expected {known}, or a HEADRACE_ variable", output.BAD_USAGE)
     level = arguments.rate or float(arguments.concurrency or 8)
     spec = _spec(arguments, level, closed=not arguments.rate)
     measuring = bench_load.measuring_of(arguments)
     with ExitStack() as stack:
         show = stack.enter_context(output.progress())
-        servers = {}
+        servers: dict[str, Server] = {}
         for value in values:
-            show(f"starting a server with {setting}={value}", None)
-            servers[value] = stack.enter_context(bench_load.server(arguments, {setting: value}))
-        expected = len(values) + 2 * arguments.pairs * (len(values) - 1)
-        course = Course(arguments, show, expected, lambda _, server: f"{setting}={server.configuration[setting]}")
+            show(f"{setting}={value}", None)
+            servers[value] = stack.enter_context(_server_with(arguments, setting, value))
+
+        def about(_spec: LoadSpec, server: Server) -> str:
+            return f"{setting}={next(value for value, one in servers.items() if one is server)}"
+
+        course = Course(arguments, show, len(values) + 2 * arguments.pairs * (len(values) - 1), about)
         found = sweep.vary(course, spec, servers, measuring, setting, arguments.pairs)
     console = output.stdout(json_target=arguments.json)
     for value, comparison in found.items():
@@ -213,6 +218,13 @@ def _vary(arguments: argparse.Namespace) -> int:
         bench_compare.show(console, comparison)
     output.write_json(arguments.json, {value: comparison.as_json() for value, comparison in found.items()})
     return output.OK
+
+
+def _server_with(arguments: argparse.Namespace, setting: str, value: str) -> AbstractContextManager[Server]:
+    """A pipeline with this setting; or one that is there already, such as another build's."""
+    if setting == TARGET:
+        return bench_load.server(argparse.Namespace(**{**vars(arguments), "target": value}))
+    return bench_load.server(arguments, {setting: value})
 
 
 def _spec(arguments: argparse.Namespace, level: float, *, closed: bool) -> LoadSpec:

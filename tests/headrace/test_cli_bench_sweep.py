@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from headrace.bench import archive, steady, validity
 from headrace.cli import __main__ as command
 from headrace.cli import bench_sweep, output
 from tests.headrace.browser import opened
+from tests.headrace.scripted_gateway import ScriptedGateway, serving
 
 
 @pytest.mark.parametrize(
@@ -71,3 +75,27 @@ def test_a_knee_is_told_with_its_interval_and_what_to_run_at(tmp_path: Path) -> 
         assert "CONSOLE" not in said
         assert drawn.count("<svg") == 4
         assert drawn.count('class="mark"') == 6
+
+
+async def test_two_servers_that_are_there_are_compared_by_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as two builds: both get the same requests, every run is kept, and one pair is told to be too few."""
+    monkeypatch.setattr(validity, "LEAST_LIMIT_S", 60.0)  # the machine may be as busy as it likes
+    monkeypatch.setattr(validity, "MOST_CPU", 60.0)
+    monkeypatch.setattr(steady, "find", lambda *_: steady.Steadiness(0, 0.0))
+    load = ["--concurrency", "4", "--requests", "30", "--min-requests", "15", "--pairs", "1"]
+    lengths = ["--prompt", "20", "--shared-prefix", "16", "--output", "3"]
+    kept = ["--archive", str(tmp_path / "runs"), "--json", str(tmp_path / "json")]
+    old, new = ScriptedGateway(), ScriptedGateway()
+    async with serving(old) as one, serving(new) as other:
+        options = ["bench", "sweep", "--vary", f"target={one},{other}", *load, *lengths, *kept]
+        assert await asyncio.to_thread(command.main, options) == output.OK
+    shown = capsys.readouterr()
+    assert "6 pairs are the fewest" in shown.out
+    assert f"run 3 of about 4: target={one}" in shown.err
+    assert json.loads((tmp_path / "json").read_text())[other]["verdict"] == "INCONCLUSIVE"
+    changes = [run["intent"]["change"] for run in archive.all_runs(tmp_path / "runs")]
+    assert sorted(changes) == sorted(f"{kind}target={where}" for kind in ("", "warm-up of ") for where in (one, other))
+    asked = [[r.generation.token_ids.ids for r in g.requests if hasattr(r, "generation")] for g in (old, new)]
+    assert sorted(map(tuple, asked[0])) == sorted(map(tuple, asked[1]))
