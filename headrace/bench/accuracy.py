@@ -1,5 +1,6 @@
-"""What quantization costs in accuracy: the same text through the model in bfloat16 and in int8, logits side by side.
+"""What int8 costs in accuracy: the same text through the model in bfloat16 and in int8, logits side by side.
 
+What is int8 are weights with activations (``quantization``), keys and values (``kv_cache_dtype``), or both.
 Every token of the text is predicted from those before it in its window, so that each is a place of comparison:
 perplexity of both, how often their greedy choices agree, and how far logits drift. Knows no text. Imports the services
 when it is used.
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+_SIDES = ("baseline", "candidate")
 _ROWS = 64  # of the vocabulary's width that are compared at a time
 
 Tick = Callable[[int], None]  # tokens so far
@@ -75,17 +77,15 @@ def measure(
     token_ids: Sequence[int],
     *,
     window: int,
-    quantization: str = "int8",
     limits: Limits | None = None,
     tick: Tick = lambda _tokens: None,
 ) -> dict[str, Any]:
-    """Compares a quantised engine's model with the same in bfloat16.
+    """Compares an engine's model with the same in bfloat16.
 
     Args:
-        config: an ``EngineConfig``; its own quantization is ignored.
+        config: the candidate's ``EngineConfig``; its dtype and device are ignored.
         token_ids: the text, at least two tokens.
         window: tokens that are predicted from each other, at least two.
-        quantization: the setting that is compared with `none`.
         limits: what is allowed; None: the defaults.
         tick: called after each window.
 
@@ -100,7 +100,8 @@ def measure(
         raise ValueError(f"a text of {len(token_ids)} tokens in windows of {window}: at least 2 were expected of both")
     limits = limits or Limits()
     on_cpu = replace(config, device="cpu", dtype="bfloat16")
-    decoders = [_Decoder(replace(on_cpu, quantization=name), window) for name in ("none", quantization)]
+    plain = replace(on_cpu, quantization="none", kv_cache_dtype="auto")
+    decoders = [_Decoder(config, window) for config in (plain, on_cpu)]
     sums = _Sums()
     for start in range(0, len(token_ids) - 1, window):
         ids = np.asarray(token_ids[start : start + window], dtype=np.int32)
@@ -109,11 +110,15 @@ def measure(
         tick(start + ids.size)
     perplexities = [math.exp(loss / sums.places) for loss in (sums.baseline_loss, sums.candidate_loss)]
     report = {
-        "quantization": quantization,
+        "quantization": config.quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "places": sums.places,
         "window": window,
-        "perplexity": {"none": perplexities[0], quantization: perplexities[1]},
-        "weight_bytes": {"none": decoders[0].weight_bytes, quantization: decoders[1].weight_bytes},
+        "perplexity": dict(zip(_SIDES, perplexities, strict=True)),
+        "weight_bytes": {side: decoder.weight_bytes for side, decoder in zip(_SIDES, decoders, strict=True)},
+        "kv_bytes_per_token": {
+            side: decoder.kv_bytes_per_token for side, decoder in zip(_SIDES, decoders, strict=True)
+        },
         "perplexity_ratio": perplexities[1] / perplexities[0],
         "agreement": sums.agreed / sums.places,
         "drift": sums.largest_drift,
@@ -142,6 +147,7 @@ class _Decoder:
         import torch
 
         from services.engine.computing import make_decoder
+        from services.engine.memory import kv_bytes_per_token
         from services.engine.model.config import load_config
         from services.engine.placement import Placement
         from services.engine.runner import allocate_kv
@@ -158,8 +164,9 @@ class _Decoder:
         self._table = np.arange(1, blocks + 1, dtype=np.int32)
         placement = Placement.choose(config, model)
         self._decoder, self._kernels = make_decoder(config, model, placement, window)
-        self._kv = allocate_kv(model, blocks, config.block_size, torch.bfloat16)
+        self._kv = allocate_kv(model, blocks, config.block_size, placement.kv_dtype)
         self.weight_bytes = self._decoder.weight_bytes
+        self.kv_bytes_per_token = kv_bytes_per_token(model, placement.kv_dtype)
 
     def hidden(self, ids: Any) -> Any:
         """[n, hidden] states of one window."""

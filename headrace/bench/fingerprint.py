@@ -54,7 +54,8 @@ def make(spec: LoadSpec, address: str, api_key: str | None, configuration: Mappi
 def described(model: gateway_pb2.Model) -> str:
     """A model as far as it can change a figure."""
     quantised = "" if model.quantization in ("", "none") else f"{model.quantization}, "
-    return f"{model.architecture}, {model.dtype}, {quantised}{model.context_length} tokens"
+    kept = "" if model.kv_cache_dtype in ("", model.dtype) else f"KV {model.kv_cache_dtype}, "
+    return f"{model.architecture}, {model.dtype}, {quantised}{kept}{model.context_length} tokens"
 
 
 def hardware() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ def add_parser(kinds: Any) -> None:
         "accuracy",
         help="what int8 costs in accuracy; fails beyond the limits",
         description="Runs a text through the model in bfloat16 and in int8, in process, and reports the perplexity of "
-        "both, how often their greedy choices agree, and the largest drift of a logit.",
+        "both, how often their greedy choices agree, and the largest drift of a logit. What is int8 is what "
+        "--quantization and --kv-cache-dtype say; neither: the weights.",
         epilog=output.EXIT_CODES + "; 1 also: a figure is beyond its limit",
     )
     parser.add_argument("--text", type=Path, metavar="FILE", help=f"(default: {_TEXT} of this checkout)")
@@ -49,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         with output.progress() as show:
             show("loading both models", None)
             config = accuracy.engine_config(variables)
+            if config.quantization == "none" and config.kv_cache_dtype == "auto":
+                config = replace(config, quantization="int8")
             ids = _token_ids(path, config.model_dir)[: arguments.tokens]
             report = accuracy.measure(
                 config,
@@ -68,7 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(report: dict[str, Any]) -> Table:
     """The report for people."""
-    name, limits = report["quantization"], report["limits"]
+    limits = report["limits"]
+    changed = {"weights": report["quantization"], "keys and values": report["kv_cache_dtype"]}
+    name = " and ".join(f"{what} in int8" for what, how in changed.items() if how == "int8") or "bfloat16"
     drawn = Table(
         title=f"{name} against bfloat16, {report['places']} places", title_justify="left", box=None, pad_edge=False
     )
@@ -76,11 +82,10 @@ def table(report: dict[str, Any]) -> Table:
     drawn.add_column("", justify="right")
     drawn.add_column("limit", justify="right")
     drawn.add_column("")
-    for label, which in (("bfloat16", "none"), (name, name)):
-        megabytes = report["weight_bytes"][which] / 1e6
-        drawn.add_row(
-            f"perplexity, {label}", f"{report['perplexity'][which]:.3f}", "", f"{megabytes:.0f} MB of weights"
-        )
+    for label, side in (("bfloat16", "baseline"), ("int8", "candidate")):
+        megabytes, kilobytes = report["weight_bytes"][side] / 1e6, report["kv_bytes_per_token"][side] / 1e3
+        sizes = f"{megabytes:.0f} MB of weights, {kilobytes:.1f} kB of KV a token"
+        drawn.add_row(f"perplexity, {label}", f"{report['perplexity'][side]:.3f}", "", sizes)
     for key, label, sign in (
         ("perplexity_ratio", "perplexity, ratio", "<="),
         ("agreement", "greedy choices that agree", ">="),

@@ -50,6 +50,7 @@ def as_json(answer: gateway_pb2.GetStatsResponse) -> dict[str, Any]:
             "model": engine.model,
             "dtype": engine.dtype,
             "quantization": engine.quantization,
+            "kv_cache_dtype": engine.kv_cache_dtype,
             "stats": {field.name: getattr(engine.stats, field.name) for field in engine.stats.DESCRIPTOR.fields},
         }
         for engine in answer.engines
@@ -66,6 +67,7 @@ def table(answer: gateway_pb2.GetStatsResponse) -> Table:
     drawn.add_row("model", *(engine.model if engine.reachable else "not reachable" for engine in answer.engines))
     drawn.add_row("number format", *(engine.dtype for engine in answer.engines))
     drawn.add_row("quantization", *(engine.quantization for engine in answer.engines))
+    drawn.add_row("keys and values", *(engine.kv_cache_dtype for engine in answer.engines))
     for field in engine_pb2.EngineStats.DESCRIPTOR.fields:
         label = field.name.removesuffix("_count").replace("_", " ")
         values = [str(getattr(engine.stats, field.name)) if engine.reachable else "" for engine in answer.engines]

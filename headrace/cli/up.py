@@ -32,6 +32,7 @@ _ENGINE_FLAGS = {
     "--model": ("HEADRACE_MODEL", "stored name or directory of the model"),
     "--dtype": ("HEADRACE_ENGINE_DTYPE", "number format of weights and KV cache: auto, float32, bfloat16"),
     "--quantization": ("HEADRACE_ENGINE_QUANTIZATION", "int8: weights and activations as bytes; none"),
+    "--kv-cache-dtype": ("HEADRACE_ENGINE_KV_CACHE_DTYPE", "int8: keys and values as bytes, twice as many fit; auto"),
     "--kv-blocks": ("HEADRACE_ENGINE_KV_BLOCKS", "blocks of the KV pool (default: from free memory)"),
     "--block-size": ("HEADRACE_ENGINE_BLOCK_SIZE", "tokens in a KV block: 8, 16, 32"),
     "--tensor-parallel": ("HEADRACE_ENGINE_TENSOR_PARALLEL", "GPUs, a process each, that share the model"),

@@ -31,7 +31,7 @@ class GetEngineRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetEngineResponse(_message.Message):
-    __slots__ = ("model", "architecture", "dtype", "context_length", "vocabulary_size", "eos_token_ids", "kv_token_capacity", "max_num_seqs", "max_num_batched_tokens", "default_sampling", "memory", "quantization")
+    __slots__ = ("model", "architecture", "dtype", "context_length", "vocabulary_size", "eos_token_ids", "kv_token_capacity", "max_num_seqs", "max_num_batched_tokens", "default_sampling", "memory", "quantization", "kv_cache_dtype")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class GetEngineResponse(_message.Message):
     DEFAULT_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     dtype: str
@@ -56,7 +57,8 @@ class GetEngineResponse(_message.Message):
     default_sampling: _generation_pb2.SamplingParameters
     memory: MemoryLedger
     quantization: str
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_token_capacity: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., memory: _Optional[_Union[MemoryLedger, _Mapping]] = ..., quantization: _Optional[str] = ...) -> None: ...
+    kv_cache_dtype: str
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., dtype: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., kv_token_capacity: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., default_sampling: _Optional[_Union[_generation_pb2.SamplingParameters, _Mapping]] = ..., memory: _Optional[_Union[MemoryLedger, _Mapping]] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
 
 class EngineServiceGetStatsRequest(_message.Message):
     __slots__ = ()

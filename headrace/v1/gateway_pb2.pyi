@@ -228,33 +228,37 @@ class SessionOpened(_message.Message):
     def __init__(self, stream_id: _Optional[str] = ..., trace_id: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "architecture", "context_length", "vocabulary_size", "dtype", "quantization")
+    __slots__ = ("name", "architecture", "context_length", "vocabulary_size", "dtype", "quantization", "kv_cache_dtype")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     context_length: int
     vocabulary_size: int
     dtype: str
     quantization: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
+    kv_cache_dtype: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., context_length: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("address", "reachable", "model", "stats", "dtype", "quantization")
+    __slots__ = ("address", "reachable", "model", "stats", "dtype", "quantization", "kv_cache_dtype")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     address: str
     reachable: bool
     model: str
     stats: _engine_pb2.EngineStats
     dtype: str
     quantization: str
-    def __init__(self, address: _Optional[str] = ..., reachable: _Optional[bool] = ..., model: _Optional[str] = ..., stats: _Optional[_Union[_engine_pb2.EngineStats, _Mapping]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ...) -> None: ...
+    kv_cache_dtype: str
+    def __init__(self, address: _Optional[str] = ..., reachable: _Optional[bool] = ..., model: _Optional[str] = ..., stats: _Optional[_Union[_engine_pb2.EngineStats, _Mapping]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...

@@ -15,6 +15,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "kernels": ("auto", "cpu", "torch", "reference", "triton"),
     "quantization": ("none", "int8"),
+    "kv_cache_dtype": ("auto", "int8"),
     "block_size": (8, 16, 32),
     "profile": PROFILES,
 }
@@ -37,6 +38,8 @@ class EngineConfig:
     auto: triton or cpu, by the device."""
     quantization: str = "none"
     """none, or int8: weights and activations as bytes in the C++ extension, beside bfloat16 for all else."""
+    kv_cache_dtype: str = "auto"
+    """auto: the dtype. int8: keys and values as bytes with a scale for each token and head; twice the tokens fit."""
     tensor_parallel: int = 1
     """Ranks that share the model, a process each: as many GPUs, or on a CPU as many sets of threads."""
     cuda_graphs: bool = True

@@ -80,9 +80,9 @@ class Engine:
         context = min(model.context_length, config.max_model_len or model.context_length)
         placement = Placement.choose(config, model)
         decoder, kernels = make_decoder(config, model, placement, context)
-        part, dtype = Shard(0, config.tensor_parallel).of(model), placement.dtype
+        part, kv_dtype = Shard(0, config.tensor_parallel).of(model), placement.kv_dtype
         sampler = make_sampler(model, placement)
-        per_token = kv_bytes_per_token(part, dtype.itemsize)
+        per_token = kv_bytes_per_token(part, kv_dtype)
         memory_bytes = config.kv_memory_bytes
         if placement.device.type == "cuda" and not config.kv_blocks and not memory_bytes:
             bare = BareRunner(decoder, kernels, sampler, placement)
@@ -103,13 +103,13 @@ class Engine:
             weight_bytes=decoder.weight_bytes,
             kv_bytes=per_token * config.block_size * (block_count + 1),
             kv_bytes_per_token=per_token,
-            kv_formula=kv_formula(part, dtype.itemsize),
+            kv_formula=kv_formula(part, kv_dtype),
             block_count=block_count,
             block_size=config.block_size,
         )
-        kv = allocate_kv(part, block_count, config.block_size, dtype, placement.device)
+        kv = allocate_kv(part, block_count, config.block_size, kv_dtype, placement.device)
         record_graphs(decoder, kv)
-        runner = ModelRunner(decoder, kernels, sampler, kv, row_by_row=config.deterministic)
+        runner = ModelRunner(decoder, kernels, sampler, kv, placement.dtype, row_by_row=config.deterministic)
         return cls(config, model, runner, limits, memory, clock)
 
     # --- between steps --------------------------------------------------------------------------------
@@ -195,7 +195,12 @@ class Engine:
 
     @property
     def dtype(self) -> str:
-        """Number format of weights and KV: float32 or bfloat16."""
+        """Number format of weights and activations: float32 or bfloat16."""
+        return str(self._runner.dtype).removeprefix("torch.")
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """Number format of keys and values: the same, or int8."""
         return str(self._runner.kv[0].dtype).removeprefix("torch.")
 
     @property

@@ -23,6 +23,7 @@ def facts_of(
         architecture=engine.model.family.architecture,
         dtype=engine.dtype,
         quantization=config.quantization,
+        kv_cache_dtype=engine.kv_cache_dtype,
         context_length=limits.context_length,
         vocabulary_size=limits.vocab_size,
         eos_token_ids=sorted(limits.eos_token_ids),

@@ -89,8 +89,8 @@ def run_largest_step(part: ModelConfig, context: int, config: EngineConfig, bare
         blocks = -(-request.prompt_count // size)
         request.block_table.extend(np.arange(block_count + 1, block_count + 1 + blocks, dtype=np.int32))
         block_count += blocks
-    kv = allocate_kv(part, block_count, size, bare.placement.dtype, bare.placement.device)
-    runner = ModelRunner(bare.decoder, bare.kernels, bare.sampler, kv)
+    kv = allocate_kv(part, block_count, size, bare.placement.kv_dtype, bare.placement.device)
+    runner = ModelRunner(bare.decoder, bare.kernels, bare.sampler, kv, bare.placement.dtype)
     step = write_step(requests, [request.prompt_count for request in requests], size, now=0)
     for sampled in runner.step(step).sampled:
         if sampled is None or sampled.error is not None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
+from services.engine.kernels.kv_int8 import SCALE_BYTES, row_width
 from services.engine.model.config import ModelConfig
 
 _UNKNOWN_BYTES = 4 << 30  # assumed where the system does not say
@@ -71,16 +74,17 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
-def kv_bytes_per_token(config: ModelConfig, element_bytes: int) -> int:
-    """Count 2 (key and value) x layers x kv_heads x head_dim x bytes of the dtype."""
-    return 2 * config.layer_count * config.kv_head_count * config.head_dim * element_bytes
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Count 2 (key and value) x layers x kv_heads x bytes of a row in a pool of this dtype."""
+    return 2 * config.layer_count * config.kv_head_count * row_width(config.head_dim, dtype) * dtype.itemsize
 
 
-def kv_formula(config: ModelConfig, element_bytes: int) -> str:
+def kv_formula(config: ModelConfig, dtype: torch.dtype) -> str:
     """The product of ``kv_bytes_per_token``, written out."""
+    row = f"({config.head_dim} + {SCALE_BYTES} of scale)" if dtype is torch.int8 else f"{config.head_dim}"
     return (
-        f"2 x {config.layer_count} layers x {config.kv_head_count} kv heads x {config.head_dim} x "
-        f"{element_bytes} bytes = {kv_bytes_per_token(config, element_bytes)} bytes a token"
+        f"2 x {config.layer_count} layers x {config.kv_head_count} kv heads x {row} x "
+        f"{dtype.itemsize} bytes = {kv_bytes_per_token(config, dtype)} bytes a token"
     )
 
 

@@ -15,12 +15,15 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A device, the kernels for it, and the number format of weights and KV."""
+    """A device, the kernels for it, and the number formats of weights and KV."""
 
     device: torch.device
     kernels: str
     """cpu, torch, reference or triton."""
     dtype: torch.dtype
+    """Of weights and activations."""
+    kv_dtype: torch.dtype
+    """Of the KV pool: the same, or int8."""
 
     @classmethod
     def choose(cls, config: EngineConfig, model: ModelConfig, rank: int = 0) -> Placement:
@@ -35,7 +38,8 @@ class Placement:
             kernels = "triton" if device.type == "cuda" else "cpu"
         if kernels == "triton" and (reason := triton.unusable(device)) is not None:
             raise ValueError(f"kernels is 'triton'; {reason}")
-        return cls(device, kernels, _dtype(config, model.dtype, device))
+        dtype = _dtype(config, model.dtype, device)
+        return cls(device, kernels, dtype, _kv_dtype(config, model, kernels) or dtype)
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:
@@ -50,6 +54,20 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
             f"tensor_parallel is {config.tensor_parallel}; there are {torch.cuda.device_count()} CUDA devices here"
         )
     return torch.device("cuda", rank)
+
+
+def _kv_dtype(config: EngineConfig, model: ModelConfig, kernels: str) -> torch.dtype | None:
+    """Of the pool, where it is not that of all else."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    if kernels == "triton":
+        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r} with kernels 'triton'; it needs auto there")
+    if model.head_dim % 4:
+        raise ValueError(
+            f"kv_cache_dtype is {config.kv_cache_dtype!r}; it needs a head_dim in fours, and the model's is "
+            f"{model.head_dim}"
+        )
+    return torch.int8
 
 
 def _dtype(config: EngineConfig, saved: str, device: torch.device) -> torch.dtype:

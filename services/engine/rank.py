@@ -45,7 +45,7 @@ def serve(setup: RankSetup, pipe: Connection) -> None:
             if not kv or kv[0].shape[0] != message.block_count:
                 kv.clear()  # before the new one is taken
                 kv = allocate_kv(
-                    shard.of(model), message.block_count - 1, config.block_size, placement.dtype, placement.device
+                    shard.of(model), message.block_count - 1, config.block_size, placement.kv_dtype, placement.device
                 )
             batch = kernels.prepare(message.plan, placement.dtype)
             hidden = decoder.forward(*tensors_of(message.plan, placement.device), kv=kv, batch=batch)

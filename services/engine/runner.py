@@ -11,6 +11,7 @@ import torch
 
 from services.engine.computing import AnyDecoder
 from services.engine.kernels.base import Kernels
+from services.engine.kernels.kv_int8 import row_width
 from services.engine.model.config import ModelConfig
 from services.engine.plan import Sampled, StepPlan, TokenLogprobs
 from services.engine.ranks import LeadDecoder, LeadKernels
@@ -24,8 +25,8 @@ _EXPLAINED_ROWS = 64  # rows of the vocabulary's width held at once while a prom
 def allocate_kv(
     config: ModelConfig, block_count: int, block_size: int, dtype: torch.dtype, device: torch.device | None = None
 ) -> list[torch.Tensor]:
-    """One [block_count + 1, block_size, 2, kv_heads, head_dim] pool a layer; pages are touched on first use."""
-    shape = (block_count + 1, block_size, 2, config.kv_head_count, config.head_dim)
+    """One [block_count + 1, block_size, 2, kv_heads, row] pool a layer; pages are touched on first use."""
+    shape = (block_count + 1, block_size, 2, config.kv_head_count, row_width(config.head_dim, dtype))
     return [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layer_count)]
 
 
@@ -44,11 +45,22 @@ class ModelRunner:
         kernels: Kernels | LeadKernels,
         sampler: Sampler,
         kv: list[torch.Tensor],
+        dtype: torch.dtype,
         *,
         row_by_row: bool = False,
     ) -> None:
-        """Put the parts together; ``row_by_row`` samples each row by itself, so that no sum spans several."""
+        """Put the parts together.
+
+        Args:
+            decoder: computes.
+            kernels: what the decoder computes with.
+            sampler: chooses tokens.
+            kv: the pool, a tensor a layer.
+            dtype: of activations.
+            row_by_row: sample each row by itself, so that no sum spans several.
+        """
         self.kv = kv
+        self.dtype = dtype
         self._row_by_row = row_by_row
         self._decoder = decoder
         self._kernels = kernels
@@ -57,7 +69,7 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a plan; its [T, hidden] states and the [L, vocabulary] logits of its logit rows."""
         device = self.kv[0].device
-        batch = self._kernels.prepare(plan, self.kv[0].dtype)
+        batch = self._kernels.prepare(plan, self.dtype)
         hidden = self._decoder.forward(*tensors_of(plan, device), kv=self.kv, batch=batch)
         return hidden, self._decoder.logits(hidden, to_device(plan.logit_rows, device).long())
 

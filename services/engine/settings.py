@@ -37,6 +37,11 @@ class EngineSettings:
         "int8: weights and activations as bytes (AVX-512, C++ extension); see `headrace bench accuracy`",
         choices=("none", "int8"),
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "int8: keys and values as bytes, a scale for each token and head; about twice the tokens fit; auto: as dtype",
+        choices=("auto", "int8"),
+    )
     tensor_parallel: int = setting(1, "processes, each with a GPU, that share the model", minimum=1, maximum=64)
     cuda_graphs: bool = setting(True, "on one GPU: record decode steps once, and replay them")
     kv_blocks: int | None = setting(None, "blocks of the KV pool; unset: from memory", minimum=1)

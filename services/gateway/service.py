@@ -289,6 +289,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 vocabulary_size=facts.vocabulary_size,
                 dtype=facts.dtype,
                 quantization=facts.quantization,
+                kv_cache_dtype=facts.kv_cache_dtype,
             )
             for name, facts in sorted(self._router.models().items())
             if not allowed or name in allowed
@@ -309,6 +310,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
                 stats=stats,
                 dtype=facts.dtype,
                 quantization=facts.quantization,
+                kv_cache_dtype=facts.kv_cache_dtype,
             )
             for engine, stats in zip(engines, answers, strict=True)
             for facts in [engine.facts or unknown]

@@ -123,9 +123,14 @@ def make_engine(path: Path, clock: Any = None, *, nan_pool: bool = True, **chang
     config = EngineConfig(path, **{**values, **changes})
     engine = Engine.load(config) if clock is None else Engine.load(config, clock)
     if nan_pool:
-        for layer in engine._runner.kv:
-            layer.fill_(float("nan"))
+        spoil(engine._runner.kv)
     return engine
+
+
+def spoil(kv: list[torch.Tensor]) -> None:
+    """Make a pool one in which nothing was written: NaN, or bytes of which NaN is the scale."""
+    for layer in kv:
+        layer.fill_(float("nan") if layer.is_floating_point() else -1)
 
 
 # --- requests -------------------------------------------------------------------------------------------

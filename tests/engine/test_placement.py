@@ -25,7 +25,7 @@ def _choose(tmp_path: Path, **changes: Any) -> Placement:
 @needs_no_gpu
 def test_without_a_gpu_auto_is_the_cpu(tmp_path: Path) -> None:
     """Device and kernels follow the machine; float32 stays what the weights are."""
-    assert _choose(tmp_path) == Placement(torch.device("cpu"), "cpu", torch.float32)
+    assert _choose(tmp_path) == Placement(torch.device("cpu"), "cpu", torch.float32, torch.float32)
     assert _choose(tmp_path, kernels="reference").kernels == "reference"
 
 

@@ -103,7 +103,13 @@ class ScriptedGateway(ScriptedSessions, gateway_pb2_grpc.GatewayServiceServicer)
         await self._take(request, context)
         stats = engine_pb2.EngineStats(running_count=2, kv_total_block_count=10, kv_free_block_count=4)
         up = gateway_pb2.EngineState(
-            address="127.0.0.1:1", reachable=True, model="tiny", stats=stats, dtype="bfloat16", quantization="int8"
+            address="127.0.0.1:1",
+            reachable=True,
+            model="tiny",
+            stats=stats,
+            dtype="bfloat16",
+            quantization="none",
+            kv_cache_dtype="int8",
         )
         return gateway_pb2.GetStatsResponse(engines=[up, gateway_pb2.EngineState(address="127.0.0.1:2")])
 

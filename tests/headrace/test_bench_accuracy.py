@@ -51,15 +51,19 @@ def _perplexity(path: Path, ids: list[int], window: int) -> float:
 def test_the_figures_are_what_they_say(tmp_path: Path) -> None:
     """Perplexity is that of the text in its windows; a model against itself differs in nothing; int8 does a little."""
     path = write_model(tmp_path, tiny_config(torch_dtype="bfloat16"))
-    same = accuracy.measure(EngineConfig(path), IDS, window=32, quantization="none")
+    same = accuracy.measure(EngineConfig(path), IDS, window=32)
     assert same["places"] == 31 + 31 + 10
-    assert same["perplexity"]["none"] == pytest.approx(_perplexity(path, IDS, 32), rel=0.02)
+    assert same["perplexity"]["baseline"] == pytest.approx(_perplexity(path, IDS, 32), rel=0.02)
     assert (same["perplexity_ratio"], same["agreement"], same["drift"], same["failures"]) == (1, 1, 0, [])
     assert same["divergence"] == pytest.approx(0, abs=1e-6)
-    quantised = accuracy.measure(EngineConfig(path), IDS, window=32)
-    assert quantised["perplexity"]["none"] == same["perplexity"]["none"]
+    quantised = accuracy.measure(EngineConfig(path, quantization="int8"), IDS, window=32)
+    assert quantised["perplexity"]["baseline"] == same["perplexity"]["baseline"]
     assert 0 < quantised["mean_drift"] < quantised["drift"]
-    assert quantised["weight_bytes"]["int8"] < quantised["weight_bytes"]["none"]
+    assert quantised["weight_bytes"]["candidate"] < quantised["weight_bytes"]["baseline"]
+    kept = accuracy.measure(EngineConfig(path, kv_cache_dtype="int8"), IDS, window=32)
+    assert kept["perplexity"]["baseline"] == same["perplexity"]["baseline"]
+    assert 0 < kept["mean_drift"] < kept["drift"]
+    assert kept["kv_bytes_per_token"] == {"baseline": 2 * 2 * 2 * 16 * 2, "candidate": 2 * 2 * 2 * (16 + 4)}
 
 
 def test_beyond_a_limit_and_not_a_number_fail() -> None:
@@ -88,7 +92,7 @@ def test_the_command_passes_int8_on_the_default_model(
     captured = capsys.readouterr()
     report = json.loads(captured.out)
     assert (report["places"], report["failures"]) == (298, [])
-    assert 1 < report["perplexity"]["none"] < 200
+    assert 1 < report["perplexity"]["baseline"] < 200
     assert "within" in captured.err
     assert command.main(["bench", "accuracy", "--tokens", "40", "--max-drift", "0.0001"]) == 1
     assert "beyond" in capsys.readouterr().out

@@ -151,7 +151,8 @@ def test_stats(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     engines = json.loads(captured.out)["engines"]
     assert (engines[0]["stats"]["running_count"], engines[1]["reachable"]) == (2, False)
-    assert (engines[0]["dtype"], engines[0]["quantization"]) == ("bfloat16", "int8")
+    formats = [engines[0][name] for name in ("dtype", "quantization", "kv_cache_dtype")]
+    assert formats == ["bfloat16", "none", "int8"]
     assert "not reachable" in captured.err
     assert "int8" in captured.err
     assert "kv total block" in captured.err

@@ -192,4 +192,5 @@ def test_what_an_engine_computes_in_is_told(observed):
     """Number format of weights and KV, and what weights are kept as, with the model and with its engines."""
     with observed.client() as client:
         (model,), (engine,) = client.list_models(), client.get_stats().engines
-    assert (model.dtype, model.quantization) == (engine.dtype, engine.quantization) == ("float32", "none")
+    told = [(one.dtype, one.quantization, one.kv_cache_dtype) for one in (model, engine)]
+    assert told == [("float32", "none", "float32")] * 2

@@ -1,8 +1,10 @@
 """The contract between the decoder and the arithmetic under it.
 
 Knows shapes; nothing of layers, requests or blocks' fate. T tokens of a step, Hq query heads, Hkv key/value
-heads, D dimensions a head, N blocks of B slots. A layer's KV is [N, B, 2, Hkv, D]: keys at index 0, values
-at 1. Slots that no token was written to may hold anything, NaN too, and must never reach a result.
+heads, D dimensions a head, N blocks of B slots. A layer's KV is [N, B, 2, Hkv, W]: keys at index 0, values
+at 1. W is D, or in a pool of int8 D codes and the scale behind them (``kv_int8``). A block is opaque to all others:
+kernels may lay its bytes out in an order of their own. Slots that no token was written to may hold anything, NaN too,
+and must never reach a result.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
-        """What attention needs to know of a plan, once a step."""
+        """What attention needs to know of a plan, once a step; the dtype is that of the queries."""
 
     @abstractmethod
     def attention(self, q: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:

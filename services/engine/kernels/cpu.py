@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from services.engine.kernels.base import AttentionBatch, Kernels, Linear
+from services.engine.kernels.kv_int8 import from_rows, to_rows
 from services.engine.plan import StepPlan
 
 _LENGTH_RATIO = 1.25  # a decode group's longest context over its shortest; beyond, padding costs more
@@ -82,10 +83,10 @@ class CpuKernels(Kernels):
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor
     ) -> None:
         """Rotate, then store all tokens in one indexed copy."""
-        kv_heads, dim = layer_kv.shape[3:]
+        kv_heads = layer_kv.shape[3]
         self.rotate(qkv[:, :-kv_heads], cos, sin)
-        stored = qkv[:, -2 * kv_heads :].reshape(-1, 2, kv_heads, dim)
-        layer_kv.view(-1, *layer_kv.shape[2:]).index_copy_(0, slots, stored)
+        stored = qkv[:, -2 * kv_heads :].reshape(-1, 2, kv_heads, qkv.shape[2])
+        layer_kv.view(-1, *layer_kv.shape[2:]).index_copy_(0, slots, to_rows(stored, layer_kv.dtype))
 
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
         """Group decode rows by length; note each chunk's slots and mask."""
@@ -96,7 +97,7 @@ class CpuKernels(Kernels):
     def attention(self, q: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """Attend group by group, then chunk by chunk."""
         prepared: _Batch = batch
-        slots_kv = layer_kv.view(-1, *layer_kv.shape[2:])  # [N * B, 2, Hkv, D]
+        slots_kv = layer_kv.view(-1, *layer_kv.shape[2:])  # [N * B, 2, Hkv, W]
         if len(prepared.groups) == 1 and not prepared.chunks:
             return _attend_group(q, slots_kv, prepared.groups[0])
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
@@ -120,9 +121,9 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def _attend_group(q: torch.Tensor, slots_kv: torch.Tensor, group: _DecodeGroup) -> torch.Tensor:
-    _, _, kv_heads, dim = slots_kv.shape
-    count, heads = q.shape[0], q.shape[1]
-    kv = slots_kv.index_select(0, group.slots).view(count, -1, 2, kv_heads, dim)
+    count, heads, dim = q.shape
+    kv_heads = slots_kv.shape[2]
+    kv = from_rows(slots_kv.index_select(0, group.slots), q.dtype).view(count, -1, 2, kv_heads, dim)
     out = functional.scaled_dot_product_attention(
         q.reshape(count, kv_heads, heads // kv_heads, dim),  # a group's query heads are rows of one matrix
         kv[:, :, 0].transpose(1, 2),  # [G, Hkv, L, D]
@@ -133,10 +134,10 @@ def _attend_group(q: torch.Tensor, slots_kv: torch.Tensor, group: _DecodeGroup) 
 
 
 def _attend_chunk(q: torch.Tensor, slots_kv: torch.Tensor, chunk: _Chunk) -> torch.Tensor:
-    _, _, kv_heads, dim = slots_kv.shape
-    count, heads = q.shape[0], q.shape[1]
+    count, heads, dim = q.shape
+    kv_heads = slots_kv.shape[2]
     group = heads // kv_heads
-    kv = slots_kv.index_select(0, chunk.slots)  # [L, 2, Hkv, D]
+    kv = from_rows(slots_kv.index_select(0, chunk.slots), q.dtype)  # [L, 2, Hkv, D]
     shared = (kv_heads, group, kv.shape[0], dim)  # the group axis has stride 0: keys are not copied
     out = functional.scaled_dot_product_attention(
         q.reshape(count, kv_heads, group, dim).permute(1, 2, 0, 3),  # [Hkv, group, n, D]

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from services.engine.kernels.base import AttentionBatch, Linear
 from services.engine.kernels.cpu import CpuKernels
+from services.engine.kernels.kv_int8 import from_rows
 from services.engine.plan import StepPlan
 
 KV_SPLIT = 64
@@ -74,7 +75,7 @@ class DeterministicKernels(CpuKernels):
     def attention(self, q: torch.Tensor, layer_kv: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """Attend unit by unit, each query as a batch entry of its own."""
         units: list[_Unit] = batch
-        slots_kv = layer_kv.view(-1, *layer_kv.shape[2:])  # [N * B, 2, Hkv, D]
+        slots_kv = layer_kv.view(-1, *layer_kv.shape[2:])  # [N * B, 2, Hkv, W]
         out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # each thread's scratch has its own alignment, and products differ by alignment
@@ -87,9 +88,9 @@ class DeterministicKernels(CpuKernels):
 
 
 def _attend(q: torch.Tensor, slots_kv: torch.Tensor, unit: _Unit) -> torch.Tensor:
-    _, _, kv_heads, dim = slots_kv.shape
-    count, heads = q.shape[0], q.shape[1]
-    kv = _aligned(slots_kv.index_select(0, unit.slots))  # [L, 2, Hkv, D or more]
+    count, heads, dim = q.shape
+    kv_heads = slots_kv.shape[2]
+    kv = _aligned(from_rows(slots_kv.index_select(0, unit.slots), torch.float32))  # [L, 2, Hkv, D or more]
     shared = (count, kv_heads, kv.shape[0], kv.shape[-1])  # the query axis has stride 0: keys are not copied
     out = functional.scaled_dot_product_attention(
         _aligned(q).reshape(count, kv_heads, heads // kv_heads, kv.shape[-1]),

@@ -7,6 +7,7 @@ import math
 import torch
 
 from services.engine.kernels.base import AttentionBatch, Kernels, Linear
+from services.engine.kernels.kv_int8 import from_rows, to_rows
 from services.engine.plan import StepPlan
 
 
@@ -37,7 +38,8 @@ class ReferenceKernels(Kernels):
         first, second = turned.chunk(2, dim=-1)
         turned.copy_(turned * cos + torch.cat([second, first], dim=-1) * sin)
         for row, slot in zip(qkv, slots.tolist(), strict=True):
-            layer_kv[slot // size, slot % size] = row[-2 * kv_heads :].view(2, kv_heads, -1)
+            stored = row[-2 * kv_heads :].view(2, kv_heads, -1)
+            layer_kv[slot // size, slot % size] = to_rows(stored, layer_kv.dtype)
 
     def prepare(self, plan: StepPlan, dtype: torch.dtype) -> AttentionBatch:
         """Keep the plan as it is."""
@@ -52,7 +54,8 @@ class ReferenceKernels(Kernels):
         for s in range(plan.sequence_count):
             context = int(plan.context_lens[s])
             blocks = torch.from_numpy(plan.block_tables[s]).long()
-            kv = layer_kv[blocks].flatten(0, 1)[:context].float()  # [context, 2, Hkv, D]
+            rows = layer_kv[blocks].flatten(0, 1)[:context]
+            kv = from_rows(rows, torch.float32).float()  # [context, 2, Hkv, D]
             keys = kv[:, 0].repeat_interleave(group, dim=1)  # [context, Hq, D]
             values = kv[:, 1].repeat_interleave(group, dim=1)
             for row in range(int(plan.query_starts[s]), int(plan.query_starts[s + 1])):

@@ -65,7 +65,7 @@ class Decoder:
             token_ids: [T] int32.
             positions: [T] int32, each below the length given at construction.
             slots: [T] int64, where keys and values are written.
-            kv: one [N, B, 2, Hkv, D] pool a layer, written in place.
+            kv: one [N, B, 2, Hkv, W] pool a layer, written in place.
             batch: the kernels' own view of the plan.
 
         Returns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from services.engine.kernels.kv_int8 import to_rows
 from services.engine.plan import PlannedSequence, StepPlan, build_plan
 
 
@@ -28,11 +29,12 @@ def make_plan(lengths: list[tuple[int, int]], block_size: int) -> tuple[StepPlan
 def written_pool(
     plan: StepPlan, blocks: int, kv_heads: int, dim: int, dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """[blocks + 1, B, 2, Hkv, D] with random keys and values at every place of the contexts, NaN everywhere else."""
+    """[blocks + 1, B, 2, Hkv, W] with random keys and values at every place of the contexts, NaN everywhere else."""
     size = plan.block_size
-    kv = torch.full((blocks + 1, size, 2, kv_heads, dim), float("nan"), dtype=dtype)
+    wide = torch.float32 if dtype is torch.int8 else dtype
+    kv = torch.full((blocks + 1, size, 2, kv_heads, dim), float("nan"), dtype=wide)
     for s in range(plan.sequence_count):
         for position in range(int(plan.context_lens[s])):
             block = int(plan.block_tables[s][position // size])
-            kv[block, position % size] = torch.randn((2, kv_heads, dim), generator=generator).to(dtype)
-    return kv
+            kv[block, position % size] = torch.randn((2, kv_heads, dim), generator=generator).to(wide)
+    return to_rows(kv, dtype)  # the scale of a row of NaN is NaN

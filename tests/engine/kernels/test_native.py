@@ -24,7 +24,7 @@ from services.engine.model.native import NativeDecoder
 from services.engine.model.weights import WeightReader
 from services.engine.plan import PlannedSequence, StepPlan, build_plan
 from services.engine.runner import allocate_kv
-from tests.engine.factories import finish_all, make_engine, make_request, tiny_config, write_model
+from tests.engine.factories import finish_all, make_engine, make_request, spoil, tiny_config, write_model
 
 BLOCKS = 120
 REASON = native.load()
@@ -76,8 +76,7 @@ def widened(path: Path, model: ModelConfig, rounded: WeightReader) -> WeightRead
 def nan_pool(model: ModelConfig, block_size: int, dtype: torch.dtype) -> list[torch.Tensor]:
     """A pool of `BLOCKS` blocks in which nothing was written."""
     layers = allocate_kv(model, BLOCKS, block_size, dtype)
-    for layer in layers:
-        layer.fill_(float("nan"))
+    spoil(layers)
     return layers
 
 

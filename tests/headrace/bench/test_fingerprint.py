@@ -37,6 +37,8 @@ def test_the_model_is_told_with_its_quantization() -> None:
     plain = fingerprint.described(gateway_pb2.Model(**facts, quantization="none"))
     assert plain == fingerprint.described(gateway_pb2.Model(**facts)) == "A, bfloat16, 9 tokens"
     assert fingerprint.described(gateway_pb2.Model(**facts, quantization="int8")) == "A, bfloat16, int8, 9 tokens"
+    assert fingerprint.described(gateway_pb2.Model(**facts, kv_cache_dtype="bfloat16")) == plain
+    assert fingerprint.described(gateway_pb2.Model(**facts, kv_cache_dtype="int8")) == "A, bfloat16, KV int8, 9 tokens"
 
 
 def test_this_machine_and_these_versions_are_the_same_twice() -> None:
