@@ -114,6 +114,8 @@ def spec_of(arguments: argparse.Namespace) -> LoadSpec:
 
 def show_report(arguments: argparse.Namespace, report: Mapping[str, Any]) -> None:
     """Prints the verdict and, where the run is valid, its figures."""
+    from headrace.bench import tables
+
     console = output.stdout(json_target=arguments.json)
     console.print(f"{report['verdict']}  run {report['id']}", style="bold", soft_wrap=True)
     for problem in report["problems"]:
@@ -123,11 +125,8 @@ def show_report(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Non
             "no figures are concluded from an invalid run; --json, --records and --html have what was seen",
             soft_wrap=True,
         )
-        return
-    from headrace.bench import tables
-
     console.print()
-    tables.print_tables(console, tables.of_run(report))
+    tables.print_tables(console, tables.of_invalid_run(report) if report["problems"] else tables.of_run(report))
 
 
 def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
@@ -140,7 +139,7 @@ def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
         f"{load['loop']} loop, {report['started_at']}, {', '.join(part['model'])} on {part['hardware']['cores']} cores "
         f"of {part['hardware']['processor']}, code {part['versions']['code']}"
     )
-    shown = [] if report["problems"] else [rows.as_json() for rows in tables.of_run(report)]
+    shown = tables.of_invalid_run(report) if report["problems"] else tables.of_run(report)
     return fill(
         "bench.html",
         {
@@ -148,7 +147,7 @@ def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
             "about": about,
             "verdict": report["verdict"],
             "problems": report["problems"],
-            "tables": shown,
+            "tables": [rows.as_json() for rows in shown],
             "charts": charts.of_run(report, records),
         },
     )
