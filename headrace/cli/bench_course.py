@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -35,21 +36,20 @@ class Course:
         self._show, self._expected, self._about = show, expected, about
         self._live = output.stderr().is_terminal  # a log gets one line a run
         self._text = ""
-        self._made = self._kept = 0
-        self._making_s = 0.0
+        self._kept = 0
+        self._took_s: list[float] = []
 
     def make(self, spec: LoadSpec, server: Server, measuring: Measuring, change: str) -> Report:
         """See `kept_runs.Runs`."""
-        done = self._made + self._kept
+        done = len(self._took_s) + self._kept
         expected = max(self._expected, done + 1)
         self._text = f"run {done + 1} of about {expected}: {self._about(spec, server)}"
-        if self._made:
-            self._text += f"; about {_for_people(self._making_s / self._made * (expected - done))} left"
+        if self._took_s:
+            self._text += f"; about {_for_people(statistics.median(self._took_s) * (expected - done))} left"
         self._tell(self._text)
         begun_s = time.monotonic()
         report = self._runs.make(spec, server, measuring, change)
-        self._making_s += time.monotonic() - begun_s
-        self._made += 1
+        self._took_s.append(time.monotonic() - begun_s)
         return report
 
     def kept(self, spec: LoadSpec, server: Server, measuring: Measuring, change: str) -> Report | None:
@@ -63,7 +63,7 @@ class Course:
             self._tell(f"{self._text}; {requests} requests")
 
     def _tell(self, text: str) -> None:
-        done = self._made + self._kept
+        done = len(self._took_s) + self._kept
         self._show(text, done / max(self._expected, done + 1))
 
 

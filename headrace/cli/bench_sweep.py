@@ -93,12 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _knee(arguments: argparse.Namespace) -> int:
     from headrace.bench import knee, tables
-    from headrace.bench.sweep import KneeSweep
+    from headrace.bench.sweep import UNLOADED_RUNS, KneeSweep
 
     spec = _spec(arguments, float(arguments.start), closed=arguments.knee == "concurrency")
     measuring = bench_load.measuring_of(arguments)
     _, expected = knee.expected_probes(arguments.resolution, arguments.repeats)
-    unloaded = 0 if measuring.slo.as_json() else 1
+    unloaded = 0 if measuring.slo.as_json() else UNLOADED_RUNS
     with output.progress() as show, bench_load.server(arguments) as server:
 
         def about(spec: LoadSpec, _server: Server) -> str:

@@ -112,7 +112,7 @@ def test_objectives_that_no_load_keeps_are_told_at_once() -> None:
     places = Places()
     spec = LoadSpec("open", (Leg(1, requests=100),), prompt="8", output="8")
     search = sweep.KneeSweep(Made(places), spec, server(), Measuring(Slo(ttft=0.01), processes=1, fewest=20))
-    with pytest.raises(NoKnee, match=r"lost even at 4, where 0\.38 requests are open"):
+    with pytest.raises(NoKnee, match=r"lost even at 4, where 0\.\d+ requests are open"):
         search.find(4, resolution=0.1, repeats=3)
     assert len(places.seeds) == 1
 
