@@ -107,7 +107,7 @@ class KneeSweep:
         """The lower P95s of two runs: what disturbs a server makes it slower, not faster."""
         measuring = replace(self.measuring, fewest=UNLOADED_REQUESTS // 2)
         leg = Leg(1, requests=UNLOADED_REQUESTS)
-        found: dict[str, list[float]] = {"ttft": [], "tpot": []}
+        found = []
         for number in range(UNLOADED_RUNS):
             seed = self.spec.seed + _WARM_UP_SEED + number
             alone = replace(self.spec, loop="closed", legs=(leg,), seed=seed)
@@ -115,10 +115,9 @@ class KneeSweep:
             figures = report["legs"][0]["figures"]
             if figures["ttft"]["p95"] is None:
                 raise RunFailed(f"a server without load answers nothing: {'; '.join(report['problems'])}")
-            for name in found:
-                if figures[name]["p95"] is not None:
-                    found[name].append(figures[name]["p95"])
-        return {name: min(values) for name, values in found.items() if values}
+            found.append({name: figures[name]["p95"] for name in ("ttft", "tpot")})
+        names = [name for name in found[0] if all(one[name] is not None for one in found)]
+        return {name: min(one[name] for one in found) for name in names}
 
 
 def vary(

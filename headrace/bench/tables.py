@@ -130,14 +130,14 @@ def ramp(legs: Sequence[Mapping[str, Any]], loop: str) -> Rows:
         rates_ = [f"{figures[name]:.1f}" for name in ("output_tokens_per_s", "requests_per_s", "goodput_per_s")]
         rows.append((f"{one['level']:g}", one["verdict"], *rates_, *numbers))
     level = "requests/s" if loop == "open" else "at a time"
-    columns = (level, "verdict", "tokens/s", "requests/s", "goodput/s", "ttft p50", "ttft p95", "tpot p50")
+    columns = (level, "verdict", "tokens/s", "ended/s", "good/s", "ttft p50", "ttft p95", "tpot p50")
     return Rows("legs; latency in ms", columns, rows)
 
 
 def print_tables(console: Console, tables: Sequence[Rows]) -> None:
     """Prints them."""
     for rows in tables:
-        drawn = Table(title=rows.title, title_justify="left", box=None, pad_edge=False)
+        drawn = Table(title=rows.title, title_justify="left", box=None, pad_edge=False, show_header=any(rows.columns))
         for number, column in enumerate(rows.columns):
             prose = rows.text and number == len(rows.columns) - 1
             drawn.add_column(column, justify="left" if not number or prose else "right", style="dim" if prose else None)
