@@ -72,6 +72,10 @@ def test_what_does_not_add_up_is_invalid() -> None:
     assert "token counts" in problems([replace(records[0], output_tokens=7), *records[1:]])
     receipt = {"total_ns": 100_000_000, "residual_ns": 2_100_000}
     assert "residual: 100.0%" in problems([replace(record, receipt=receipt) for record in records])
+    usual, odd = (replace(records[0], receipt={"total_ns": 100_000_000, "residual_ns": ns}) for ns in (0, 5_000_000))
+    assert not problems([odd] * 4 + [usual] * 196)  # the machine was busy for a moment
+    lost = replace(records[0], receipt={"total_ns": 2_000_000_000, "residual_ns": 1_900_000_000})
+    assert "residual: 0.5%" in problems([lost] + [usual] * 199)  # what made the slowest slow
     assert "dropped spans: 5" in problems(records, dropped_spans=5.0)
     assert not problems(records, dropped_spans=0.0)
     assert "too few samples: 99" in problems(records[:99])
