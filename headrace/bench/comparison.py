@@ -131,6 +131,7 @@ def _row(
     figure: Figure, pairs: Sequence[tuple[float, float]], confidence: float, tolerance: Tolerance, allow_better: bool
 ) -> Row:
     baseline, candidate = (np.array(values, float) for values in zip(*pairs, strict=True))
+    medians = float(np.median(baseline)), float(np.median(candidate))
     if figure.kind == "counter":  # none and none are alike; one more than none is not
         baseline, candidate = np.maximum(baseline, 1e-9), np.maximum(candidate, 1e-9)
     if not (baseline > 0).all() or not (candidate > 0).all():
@@ -143,7 +144,7 @@ def _row(
         both = baseline.tolist(), candidate.tolist()
         ratio = paired_ratio(*both, confidence=confidence)
         verdict, why = _judge(figure, ratio, paired_ratio(*both, confidence=EQUIVALENCE), tolerance, allow_better)
-    return Row(figure, float(np.median(baseline)), float(np.median(candidate)), ratio, verdict, why)
+    return Row(figure, *medians, ratio, verdict, why)
 
 
 def _judge(

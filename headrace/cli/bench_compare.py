@@ -57,16 +57,19 @@ def add_parsers(kinds: Any) -> None:
     history.set_defaults(run=_history)
 
 
-def table(comparison: Comparison) -> Table:
+def table(found: Comparison) -> Table:
     """A comparison for people."""
-    drawn = Table(title=f"{comparison.pairs} pairs", title_justify="left", box=None, pad_edge=False)
+    from headrace.bench import comparison
+
+    drawn = Table(title=f"{found.pairs} pairs", title_justify="left", box=None, pad_edge=False)
     drawn.add_column("", no_wrap=True)
     for name in ("baseline", "candidate", "ratio", "interval"):
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("")
-    for row in comparison.rows:
+    drawn.add_column("", min_width=len(comparison.INCONCLUSIVE), no_wrap=True)
+    for row in found.rows:
         interval = f"{row.ratio.low:.3f}-{row.ratio.high:.3f}" if row.figure.kind != "counter" else ""
-        numbers = (f"{row.baseline:.5g}", f"{row.candidate:.5g}", f"{row.ratio.value:.3f}", interval)
+        ratio = "" if row.ratio.value > comparison.MOST_SHOWN else f"{row.ratio.value:.3f}"
+        numbers = (f"{row.baseline:.4g}", f"{row.candidate:.4g}", ratio, interval)
         drawn.add_row(row.figure.name, *numbers, row.verdict, style=None if row.verdict else "dim")
     return drawn
 
