@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--pairs", type=output.positive, default=8, help=f"of a trial, at least {FEWEST_PAIRS} (%(default)s)"
     )
-    parser.add_argument("--at-most", type=output.positive, default=2 * TRIALS, metavar="N", help="trials in this go")
+    parser.add_argument("--at-most", type=output.positive, metavar="N", help="trials in this go (all)")
     parser.add_argument("--results", type=Path, default=cache_dir() / "bench-gate.jsonl", metavar="FILE")
     arguments = parser.parse_args(argv)
     engine = ENGINES[arguments.engine]
