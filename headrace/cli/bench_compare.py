@@ -169,14 +169,12 @@ def _figure(figures: Mapping[str, Any], name: str, share: str | None) -> float |
 
 
 def _history_table(group: Mapping[str, Any]) -> Table:
-    load = group["load"]
-    levels = ", ".join(f"{leg['level']:g}" for leg in load["legs"])
-    title = f"{load['loop']} loop at {levels}, prompt {load['prompt']}, output {load['output']}; p50 in ms"
+    title = f"{bench_load.load_text(group['load'])}; p50 in ms"
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    drawn.add_column("run")
+    drawn.add_column("run", no_wrap=True, min_width=max(len(row["id"]) for row in group["runs"]))
     drawn.add_column("code")
     for name in HISTORY:
-        drawn.add_column(name.replace("_per_", "/").replace("_", " "), justify="right")
+        drawn.add_column(name.removeprefix("output_").replace("_per_", "/"), justify="right")
     drawn.add_column("changed")
     drawn.add_column("", style="dim")
     for row in group["runs"]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli import output, pipeline, ports, up
 
@@ -105,6 +106,23 @@ def spec_of(arguments: argparse.Namespace, loop: str, legs: tuple[Leg, ...], rep
         )
     except BadLoad as error:
         raise output.CommandError(str(error), output.BAD_USAGE) from error
+
+
+def load_text(load: Mapping[str, Any]) -> str:
+    """A load in words: its level, its lengths, and whatever else is not usual."""
+    from headrace.bench.load.spec import LoadSpec
+
+    usual = {field.name: field.default for field in fields(LoadSpec)}
+    told = {"loop", "legs", "seed", "replay", *(() if load["replay"] else ("prompt", "output"))}
+    levels = ", ".join(f"{leg['level']:g}" for leg in load["legs"])
+    first = f"replay {load['replay'][:8]}" if load["replay"] else f"{load['loop']} loop at {levels}"
+    lengths = () if load["replay"] else (f"prompt {load['prompt']}", f"output {load['output']}")
+    more = [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in load.items()
+        if name not in told and value and value != usual[name]
+    ]
+    return ", ".join((first, *lengths, *more))
 
 
 def measuring_of(arguments: argparse.Namespace) -> Measuring:

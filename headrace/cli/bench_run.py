@@ -118,6 +118,7 @@ def show_report(arguments: argparse.Namespace, report: Mapping[str, Any]) -> Non
 
     console = output.stdout(json_target=arguments.json)
     console.print(f"{report['verdict']}  run {report['id']}", style="bold", soft_wrap=True)
+    console.print(f"{bench_load.load_text(report['load'])}, seed {report['load']['seed']}", soft_wrap=True)
     for problem in report["problems"]:
         console.print(f"  {problem}", soft_wrap=True)
     if report["problems"]:
@@ -134,17 +135,14 @@ def page(report: Mapping[str, Any], records: Sequence[Record]) -> str:
     from headrace.bench import charts, tables
 
     part = report["fingerprint"]
-    load = report["load"]
-    about = (
-        f"{load['loop']} loop, {report['started_at']}, {', '.join(part['model'])} on {part['hardware']['cores']} cores "
-        f"of {part['hardware']['processor']}, code {part['versions']['code']}"
-    )
+    machine = f"{part['hardware']['cores']} cores of {part['hardware']['processor']}"
+    made = f"{report['started_at']}, {', '.join(part['model'])} on {machine}, code {part['versions']['code']}"
     shown = tables.of_invalid_run(report) if report["problems"] else tables.of_run(report)
     return fill(
         "bench.html",
         {
             "title": f"Run {report['id']}",
-            "about": about,
+            "about": f"{bench_load.load_text(report['load'])}; {made}",
             "verdict": report["verdict"],
             "problems": report["problems"],
             "tables": [rows.as_json() for rows in shown],
