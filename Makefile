@@ -34,7 +34,7 @@ parity: setup ## every family x grouping x block size x chunk against transforme
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 asan: setup ## the extension's tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@HEADRACE_NATIVE_FLAGS="$(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 .venv/bin/pytest -p no:cacheprovider tests/engine/kernels
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 .venv/bin/pytest -p no:cacheprovider tests/engine/kernels tests/engine/test_native_sampler.py
 
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak

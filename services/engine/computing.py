@@ -13,6 +13,7 @@ from services.engine.model.decoder import Decoder
 from services.engine.model.native import NativeDecoder
 from services.engine.model.shard import Shard
 from services.engine.model.weights import WeightReader
+from services.engine.native_sampler import NativeSampler
 from services.engine.placement import Placement
 from services.engine.ranks import LeadDecoder, LeadKernels, Ranks, join
 from services.engine.sampler import Sampler
@@ -62,12 +63,14 @@ def record_graphs(decoder: AnyDecoder, kv: list[torch.Tensor]) -> None:
             decoder.record(kv, CudaRecorder(kv[0].device))
 
 
-def make_sampler(model: ModelConfig, placement: Placement) -> Sampler:
-    """The sampler that chooses where the logits are."""
+def make_sampler(config: EngineConfig, model: ModelConfig, placement: Placement) -> Sampler:
+    """The sampler that is fastest where the logits are."""
     if placement.kernels == "triton":
         from services.engine.device_sampler import DeviceSampler
 
         return DeviceSampler(model.eos_token_ids)
+    if placement.kernels == "cpu" and not config.deterministic and native.load() is None:
+        return NativeSampler(model.eos_token_ids)
     return Sampler(model.eos_token_ids)
 
 

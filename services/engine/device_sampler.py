@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from services.engine.drawing import NEGLIGIBLE
 from services.engine.kernels.triton.draw import draw
 from services.engine.plan import Sampled
 from services.engine.randomness import row_key
 from services.engine.request import SamplingParams
-from services.engine.sampler import NEGLIGIBLE, NOT_FINITE, Sampler, untouched
+from services.engine.sampler import NOT_FINITE, Sampler, untouched
 from services.engine.step import LogitRow
 from services.engine.transfer import to_device
 

@@ -81,7 +81,7 @@ class Engine:
         placement = Placement.choose(config, model)
         decoder, kernels = make_decoder(config, model, placement, context)
         part, kv_dtype = Shard(0, config.tensor_parallel).of(model), placement.kv_dtype
-        sampler = make_sampler(model, placement)
+        sampler = make_sampler(config, model, placement)
         per_token = kv_bytes_per_token(part, kv_dtype)
         memory_bytes = config.kv_memory_bytes
         if placement.device.type == "cuda" and not config.kv_blocks and not memory_bytes:

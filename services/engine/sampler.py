@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.engine.drawing import draw
 from services.engine.plan import Sampled, TokenLogprobs
-from services.engine.randomness import gumbel
-from services.engine.request import Request
 from services.engine.step import LogitRow
 
 LOWEST_LOGPROB = -9999.0
 NOT_FINITE = "the logits are not finite"
-NEGLIGIBLE = 25.0  # logits this far below the peak, 1e-11 of its probability, are never drawn
-_CANDIDATES = 512  # most likely tokens looked at first; a row that needs more is sorted whole
+NOTHING_LEFT = "no token is left to choose from"
 
 
 class Sampler:
@@ -45,32 +43,29 @@ class Sampler:
         if all(row.request.sampling.greedy and untouched(row) for row in rows):
             peaks, ids = logits.max(dim=-1)
             return [
-                Sampled(token) if math.isfinite(peak) else _failed(NOT_FINITE)
+                Sampled(token) if math.isfinite(peak) else failed(NOT_FINITE)
                 for token, peak in zip(ids.tolist(), peaks.tolist(), strict=True)
             ]
-        return self._sample_any(logits.float(), rows)
+        return [self._sample_row(one, row) for one, row in zip(logits.float(), rows, strict=True)]
 
-    def _sample_any(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
-        results: list[Sampled | None] = [None] * len(rows)
-        raw: dict[int, torch.Tensor] = {}
-        for place, (row, peak) in enumerate(zip(rows, logits.amax(dim=-1).tolist(), strict=True)):
-            if not math.isfinite(peak):
-                results[place] = _failed(NOT_FINITE)
-                continue
-            if row.request.sampling.logprobs is not None:
-                raw[place] = logits[place].clone()
-            try:
-                self._shape(logits[place], row)
-            except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
-                results[place] = _failed(f"shaping the logits failed: {error}")
-        peaks, best = logits.max(dim=-1)
-        for place, (row, peak) in enumerate(zip(rows, peaks.tolist(), strict=True)):
-            if results[place] is None and not math.isfinite(peak):
-                results[place] = _failed("no token is left to choose from")
-            elif results[place] is None and row.request.sampling.greedy:
-                results[place] = Sampled(int(best[place]))
-        self._draw([place for place, result in enumerate(results) if result is None], logits, rows, results)
-        return [self._explain(result, raw.get(place), rows[place].request) for place, result in enumerate(results)]
+    def _sample_row(self, logits: torch.Tensor, row: LogitRow) -> Sampled:
+        """Choose by [vocabulary] float32 logits on the CPU, which are overwritten."""
+        values, s = logits.numpy(), row.request.sampling
+        if not math.isfinite(values.max()):
+            return failed(NOT_FINITE)
+        raw = logits.clone() if s.logprobs is not None else None
+        try:
+            self._shape(logits, row)
+        except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
+            return failed(f"shaping the logits failed: {error}")
+        peak = values.max()
+        if not math.isfinite(peak):
+            return failed(NOTHING_LEFT)
+        try:
+            token = int(values.argmax()) if s.greedy else _drawn(values, peak, row)
+        except Exception as error:  # noqa: BLE001 - as above
+            return failed(f"drawing a token failed: {error}")
+        return Sampled(token, explain(raw, token, s.logprobs or 0) if raw is not None else None)
 
     def _shape(self, logits: torch.Tensor, row: LogitRow) -> None:
         """Bias, allowed, bad sequences, min_tokens, penalties: on one row, in place."""
@@ -88,40 +83,12 @@ class Sampler:
             logits[torch.tensor(sorted(banned), dtype=torch.int64)] = -math.inf
         _penalise(logits, row)
 
-    def _draw(
-        self,
-        places: list[int],
-        logits: torch.Tensor,
-        rows: Sequence[LogitRow],
-        results: list[Sampled | None],
-    ) -> None:
-        """Fill in the results of random rows."""
-        if not places:
-            return
-        scaled = logits[places]
-        temperatures = torch.tensor(
-            [[rows[place].request.sampling.temperature] for place in places], dtype=scaled.dtype
-        )
-        # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
-        scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperatures)
-        totals = torch.logsumexp(scaled, dim=-1).tolist()
-        values, ids = scaled.topk(min(_CANDIDATES, scaled.shape[-1]), dim=-1)
-        rows_of, values_of, ids_of = scaled.numpy(), values.numpy(), ids.numpy()
-        for index, place in enumerate(places):
-            try:
-                token = _choose(rows[place], rows_of[index], values_of[index], ids_of[index], totals[index])
-                results[place] = Sampled(token)
-            except Exception as error:  # noqa: BLE001 - one row's failure must not end the others
-                results[place] = _failed(f"drawing a token failed: {error}")
 
-    def _explain(self, result: Sampled | None, raw: torch.Tensor | None, request: Request) -> Sampled:
-        """Add logprobs of the raw softmax where they were asked for."""
-        if result is None:
-            return _failed("the row was not sampled")
-        wanted = request.sampling.logprobs
-        if raw is None or wanted is None or result.error is not None:
-            return result
-        return Sampled(result.token_id, explain(raw, result.token_id, wanted))
+def _drawn(logits: NDArray[np.float32], peak: np.float32, row: LogitRow) -> int:
+    s = row.request.sampling
+    # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
+    values = (logits - peak) / np.float32(s.temperature)
+    return draw(values, s, row.request.seed, row.tokens.size)
 
 
 @torch.inference_mode()
@@ -131,34 +98,48 @@ def explain(raw: torch.Tensor, token_id: int, count: int) -> TokenLogprobs:
     Raises:
         ValueError: the logits are not finite.
     """
-    logprobs = raw.float().log_softmax(dim=-1)
+    values = raw.float() - raw.max()
+    logprobs = values.log_softmax(dim=-1)
     chosen = float(logprobs[token_id])
     if math.isnan(chosen):
         raise ValueError(NOT_FINITE)
-    top_values, top_ids = logprobs.topk(min(count, logprobs.shape[0]))
+    top_ids = _most_likely(values, min(count, values.shape[0]))
     return TokenLogprobs(
         logprob=min(0.0, max(LOWEST_LOGPROB, chosen)),
         top_ids=tuple(top_ids.tolist()),
-        top_logprobs=tuple(top_values.clamp_(min=LOWEST_LOGPROB, max=0.0).tolist()),
+        top_logprobs=tuple(logprobs[top_ids].clamp_(min=LOWEST_LOGPROB, max=0.0).tolist()),
     )
+
+
+def _most_likely(values: torch.Tensor, count: int) -> torch.Tensor:
+    """[count] ids by their values, the highest first; of equal ones the lowest ids."""
+    if not count:
+        return torch.empty(0, dtype=torch.int64)
+    ids = (values >= values.topk(count).values[-1]).nonzero().squeeze(-1)
+    return ids[values[ids].sort(descending=True, stable=True).indices[:count]]
 
 
 def untouched(row: LogitRow) -> bool:
     """Nothing changes or explains the logits, whatever is then chosen by them."""
+    return row.request.sampling.logprobs is None and not shaped(row)
+
+
+def shaped(row: LogitRow) -> bool:
+    """Bias, bans or penalties change the logits."""
     s = row.request.sampling
     return (
-        s.logprobs is None
-        and not s.logit_bias
-        and s.allowed_token_ids is None
-        and not s.bad_sequences
-        and row.output.size >= s.min_tokens
-        and s.repetition_penalty == 1.0
-        and s.presence_penalty == 0.0
-        and s.frequency_penalty == 0.0
+        bool(s.logit_bias)
+        or s.allowed_token_ids is not None
+        or bool(s.bad_sequences)
+        or row.output.size < s.min_tokens
+        or s.repetition_penalty != 1.0
+        or s.presence_penalty != 0.0
+        or s.frequency_penalty != 0.0
     )
 
 
-def _failed(text: str) -> Sampled:
+def failed(text: str) -> Sampled:
+    """What a row without a token gives."""
     return Sampled(token_id=-1, error=text)
 
 
@@ -190,67 +171,3 @@ def _penalise(logits: torch.Tensor, row: LogitRow) -> None:
         used, counts = np.unique(row.output, return_counts=True)
         penalty = torch.from_numpy(counts).to(logits.dtype) * s.frequency_penalty + s.presence_penalty
         logits[torch.from_numpy(used).long()] -= penalty
-
-
-def _choose(
-    row: LogitRow,
-    scaled: NDArray[np.float32],
-    values: NDArray[np.float32],
-    ids: NDArray[np.int64],
-    total: float,
-) -> int:
-    """Filter and draw one row.
-
-    Args:
-        row: whose parameters apply.
-        scaled: [vocabulary] logits over temperature, the highest 0.
-        values: the most likely of them, descending.
-        ids: theirs.
-        total: log of the sum of exponentials of all of ``scaled``.
-    """
-    s = row.request.sampling
-    top_k = s.top_k if 0 < s.top_k < scaled.size else 0
-    if not top_k and s.min_p <= 0 and s.top_p >= 1:
-        return _pick(scaled, np.flatnonzero(scaled > -NEGLIGIBLE), row)
-    kept = _kept(values, top_k, s.min_p, s.top_p, total)
-    # The candidates are enough when the cut falls inside them, and not within a tie that may go on outside.
-    if kept is None or values[kept - 1] == values[-1]:
-        ranked = np.sort(scaled)[::-1]
-        kept = _kept(ranked, top_k, s.min_p, s.top_p, total) or ranked.size
-        lowest = ranked[kept - 1]
-        above = np.flatnonzero(scaled > lowest)
-        ties = np.flatnonzero(scaled == lowest)[: kept - above.size]  # a tie is cut by id
-        survivors = np.concatenate([above, ties])
-    else:
-        survivors = ids[:kept]
-    return _pick(scaled, survivors, row)
-
-
-def _kept(values: NDArray[np.float32], top_k: int, min_p: float, top_p: float, total: float) -> int | None:
-    """How many of the descending ``values`` survive min_p, top_k and top_p; None when the cut lies beyond."""
-    count = values.size
-    if min_p > 0:
-        count = int(np.searchsorted(-values, -math.log(min_p), side="right"))
-    if top_k:
-        count = min(count, top_k)
-    count = max(count, 1)
-    inside = count < values.size
-    if top_p < 1:
-        mass = np.cumsum(np.exp(values[:count]), dtype=np.float64)
-        goal = top_p * (mass[-1] if inside else math.exp(total))
-        reached = int(np.searchsorted(mass, goal, side="left")) + 1
-        if reached <= count:
-            return reached
-        return count if inside else None
-    return count if inside else None
-
-
-def _pick(scaled: NDArray[np.float32], token_ids: NDArray[np.int64], row: LogitRow) -> int:
-    """Draw one of the ids from the softmax of their logits.
-
-    Each id has noise of its own, and the highest sum wins: rounding of the logits moves the choice only when the two
-    best sums nearly tie. (Along cumulated probabilities it moves every boundary after it, and among thousands of
-    unlikely tokens there is always one nearby.)
-    """
-    noise = gumbel(row.request.seed, row.tokens.size, token_ids)
-    return int(token_ids[np.argmax(scaled[token_ids] + noise)])

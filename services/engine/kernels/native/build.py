@@ -35,6 +35,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "avx512.cpp": _AVX512,
     "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16.cpp": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "sampler_avx512.cpp": (*_AVX512, "-ffp-contract=off"),
 }
 _BUILD_LIMIT_S = 600
 _NAME = "headrace_native.so"

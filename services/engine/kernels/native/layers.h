@@ -121,6 +121,6 @@ void logits(const Model& model, const float* hidden, int64_t stride, const int64
 }  // namespace
 
 extern const Isa HEADRACE_ISA;
-const Isa HEADRACE_ISA = {HEADRACE_NAME, forward, logits};
+const Isa HEADRACE_ISA = {HEADRACE_NAME, forward, logits, sample_row_avx512};
 
 }  // namespace headrace

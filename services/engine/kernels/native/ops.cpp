@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <torch/library.h>
 
+#include "sampler_op.h"
 #include "step.h"
 #include "weights.h"
 
@@ -193,6 +194,13 @@ TORCH_LIBRARY(headrace, m) {
       "forward(__torch__.torch.classes.headrace.Stack stack, Tensor token_ids, Tensor positions, Tensor slots, Tensor "
       "query_starts, Tensor context_lens, Tensor block_tables, Tensor[] kv) -> Tensor",
       forward);
+  m.def(
+      "sample(Tensor logits, Tensor numbers, Tensor counts, Tensor ends, Tensor ids, Tensor biases) -> (Tensor tokens, "
+      "Tensor logprobs, Tensor top_ids, Tensor top_logprobs)",
+      [](const at::Tensor& logits, const at::Tensor& numbers, const at::Tensor& counts, const at::Tensor& ends,
+         const at::Tensor& ids, const at::Tensor& biases) {
+        return sample(isa()->sample_row, logits, numbers, counts, ends, ids, biases);
+      });
   m.def("logits(__torch__.torch.classes.headrace.Stack stack, Tensor hidden, Tensor rows) -> Tensor", logits);
 }
 

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sampler.h"
+
 namespace headrace {
 
 using bf16 = uint16_t;
@@ -135,6 +137,7 @@ struct Isa {
   void (*forward)(const Model&, const Step&, const Scratch&, std::atomic<int>* tickets, Barrier&, int thread, int threads);
   void (*logits)(const Model&, const float* hidden, int64_t stride, const int64_t* rows, int64_t count,
                  const Scratch&, float* out, Barrier&, int thread, int threads);
+  SampleRow* sample_row;
 };
 
 extern const Isa kAvx512, kAvx512Vnni, kAvx512Bf16;
