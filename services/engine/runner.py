@@ -5,6 +5,9 @@ Owns the KV pool's memory; knows neither why a plan is what it is nor what becom
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -27,7 +30,17 @@ def allocate_kv(
 ) -> list[torch.Tensor]:
     """One [block_count + 1, block_size, 2, kv_heads, row] pool a layer; pages are touched on first use."""
     shape = (block_count + 1, block_size, 2, config.kv_head_count, row_width(config.head_dim, dtype))
+    if device is None or device.type == "cpu":
+        return [_paged(shape, dtype) for _ in range(config.layer_count)]
     return [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.layer_count)]
+
+
+def _paged(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeroed memory of its own, on huge pages where the system gives them: a block is a page of the small ones."""
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def tensors_of(plan: StepPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
