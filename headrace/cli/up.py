@@ -42,6 +42,10 @@ _ENGINE_FLAGS = {
         "HEADRACE_ENGINE_NUM_SPECULATIVE_TOKENS",
         "most guessed tokens computed of one request in one step; 0: no speculation",
     ),
+    "--async-scheduling": (
+        "HEADRACE_ENGINE_ASYNC_SCHEDULING",
+        "plan a step while the last one is computed: auto, on, off",
+    ),
     "--max-model-len": ("HEADRACE_ENGINE_MAX_MODEL_LEN", "context in tokens (default: the model's own)"),
     "--threads": ("HEADRACE_ENGINE_THREADS", "threads of one tensor operation (default: one a core)"),
 }

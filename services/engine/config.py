@@ -18,6 +18,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "kv_cache_dtype": ("auto", "int8"),
     "block_size": (8, 16, 32),
     "profile": PROFILES,
+    "async_scheduling": ("auto", "on", "off"),
 }
 _LONGEST_WAIT_S = 86_400
 INTERACTIVE_CHUNK_TOKENS = 32
@@ -66,6 +67,8 @@ class EngineConfig:
     """Threads of one tensor operation; None: torch's choice."""
     num_speculative_tokens: int = 0
     """Guessed tokens of one request a step, at most; 0: none."""
+    async_scheduling: str = "auto"
+    """on: a step is planned while the last one is computed. auto: on a CUDA device, where nothing is guessed."""
     prefix_cache: bool = True
     deterministic: bool = False
     """Same ids and log probabilities, bit for bit, whatever the batch, the chunks and the cache; slower."""
@@ -102,6 +105,11 @@ class EngineConfig:
     def _check_together(self) -> None:
         if self.num_speculative_tokens < 0:
             raise ValueError(f"num_speculative_tokens is {self.num_speculative_tokens}; it must not be negative")
+        if self.async_scheduling == "on" and self.num_speculative_tokens:
+            raise ValueError(
+                f"async_scheduling is 'on' with num_speculative_tokens {self.num_speculative_tokens}; it needs 0, "
+                "since a guess follows a token that is known"
+            )
         if self.deterministic and (self.kernels not in ("auto", "cpu") or self.device == "cuda"):
             raise ValueError(f"deterministic is on with kernels {self.kernels!r}, device {self.device!r}; it needs cpu")
         if self.deterministic and self.tensor_parallel > 1:
@@ -130,6 +138,12 @@ class EngineConfig:
                     f"quantization is {self.quantization!r} with {name} {getattr(self, name)!r}; it needs "
                     f"{' or '.join(map(str, fitting))}"
                 )
+
+    def plans_ahead(self, device_type: str) -> bool:
+        """Whether a step is planned while the last one is computed: of use where a device computes by itself."""
+        if self.async_scheduling == "auto":
+            return device_type == "cuda" and not self.num_speculative_tokens
+        return self.async_scheduling == "on"
 
     def scheduling(self) -> SchedulerConfig:
         """The scheduler's part of it."""

@@ -18,30 +18,42 @@ from services.engine.kernels.triton.draw import draw
 from services.engine.plan import Sampled
 from services.engine.randomness import row_key
 from services.engine.request import SamplingParams
-from services.engine.sampler import NOT_FINITE, Sampler, untouched
+from services.engine.sampler import NOT_FINITE, Choice, Sampler
 from services.engine.step import LogitRow
-from services.engine.transfer import to_device
+from services.engine.transfer import from_device, to_device
 
 _NO_TOKEN = -1
+_NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
 class DeviceSampler(Sampler):
     """A sampler of logits on a GPU."""
 
     @torch.inference_mode()
+    def begin(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> Choice:
+        """Begin to choose one token a row, and to copy the ids to the host; rows that need the host wait for it."""
+        here = [place for place, row in enumerate(rows) if row.untouched]
+        rest = [place for place, row in enumerate(rows) if not row.untouched]
+        ids = choose(_rows(logits, here), [rows[place] for place in here]) if here else _NO_IDS
+        arrived = from_device(ids)
+        others = _rows(logits, rest) if rest else None
+
+        def wait() -> list[Sampled]:
+            results = {place: _sampled(token) for place, token in zip(here, arrived().tolist(), strict=True)}
+            if others is not None:
+                sampled = super(DeviceSampler, self).sample(others.cpu(), [rows[place] for place in rest])
+                results.update(zip(rest, sampled, strict=True))
+            return [results[place] for place in range(len(rows))]
+
+        return Choice(ids, wait)
+
     def sample(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
         """Choose one token a row; as ``Sampler.sample``."""
-        here = [place for place, row in enumerate(rows) if untouched(row)]
-        rest = [place for place, row in enumerate(rows) if not untouched(row)]
-        chosen = choose(_rows(logits, here), [rows[place] for place in here]) if here else None
-        results: dict[int, Sampled] = {}
-        if rest:
-            others = [rows[place] for place in rest]
-            results.update(zip(rest, super().sample(_rows(logits, rest).cpu(), others), strict=True))
-        ids = chosen.tolist() if chosen is not None else ()  # the host waits here
-        for place, token in zip(here, ids, strict=True):
-            results[place] = Sampled(token, error=NOT_FINITE if token == _NO_TOKEN else None)
-        return [results[place] for place in range(len(rows))]
+        return self.begin(logits, rows).wait()
+
+
+def _sampled(token_id: int) -> Sampled:
+    return Sampled(token_id, error=NOT_FINITE if token_id == _NO_TOKEN else None)
 
 
 def choose(logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
@@ -57,7 +69,7 @@ def choose(logits: torch.Tensor, rows: Sequence[LogitRow]) -> torch.Tensor:
         scaled = (scaled - scaled.amax(dim=-1, keepdim=True)).div_(to_device(temperatures, logits.device))
         if any(map(_filters, samplings)):
             scaled = _filtered(scaled, samplings)
-        keys = np.array([row_key(row.request.seed, row.tokens.size) for row in random], dtype=np.uint64).view(np.int64)
+        keys = np.array([row_key(row.request.seed, row.token_count) for row in random], dtype=np.uint64).view(np.int64)
         winners = draw(scaled, to_device(keys, logits.device), -NEGLIGIBLE)
         ids = winners if len(drawn) == len(rows) else ids.index_copy(0, _index(drawn, logits.device), winners)
     return torch.where(peaks.isfinite(), ids, _NO_TOKEN)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from services.engine.ahead import Flight, Lookahead
 from services.engine.block_pool import BlockPool
 from services.engine.computing import make_decoder, make_sampler, record_graphs
 from services.engine.config import EngineConfig
@@ -65,6 +66,7 @@ class Engine:
             limits.eos_token_ids,
             clock,
         )
+        self._steps = Lookahead(self._scheduler, self._launch, ahead=config.plans_ahead(runner.kv[0].device.type))
 
     @classmethod
     def load(cls, config: EngineConfig, clock: Callable[[], int] = time.monotonic_ns) -> Engine:
@@ -140,20 +142,22 @@ class Engine:
     # --- the plot -------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Schedule, run, sample, commit, publish, release."""
-        step = self._scheduler.schedule()
+        """Schedule, launch, wait, commit, publish, release; what is waited for may be the step before (``ahead``)."""
+        flight = self._steps.turn()
         known: list[tuple[Request, Sampled]] = []
-        host_gap_ns = None
-        if step is not None:
-            host_gap_ns = None if self._computed_ns is None else self._clock() - self._computed_ns
-            result = self._guard.step(step)
+        before_ns = self._computed_ns
+        if flight is not None:
+            result = flight.wait()
             self._computed_ns = self._clock()
-            known = self._scheduler.commit(step, result)
+            known = self._scheduler.commit(flight.step, result)
         ended = self._scheduler.roster.take_ended()
-        output = self._publish(step, known, ended, host_gap_ns)
+        output = self._publish(flight, known, ended, before_ns)
         for request in ended:
             self._scheduler.roster.release(request)
         return output
+
+    def _launch(self, step: ScheduledStep) -> Flight:
+        return self._guard.launch(step, self._clock())
 
     def rest(self) -> None:
         """Nothing is computed for now: the time until the next step is not the host's to answer for."""
@@ -161,22 +165,27 @@ class Engine:
 
     def _publish(
         self,
-        step: ScheduledStep | None,
+        flight: Flight | None,
         known: list[tuple[Request, Sampled]],
         ended: list[Request],
-        host_gap_ns: int | None,
+        before_ns: int | None,
     ) -> StepOutput:
-        """What to tell: a news item for each request with tokens, then for each that ended without."""
+        """What to tell: a news item for each request with tokens, then for each that ended without.
+
+        ``before_ns`` is when the step before was computed; None: nothing was to be computed since.
+        """
         tokens: dict[Request, list[Sampled]] = {}
         for request, sampled in known:
             tokens.setdefault(request, []).append(sampled)
         news = [_news(request, new) for request, new in tokens.items()]
         news.extend(_news(request, []) for request in ended if request not in tokens)
-        if step is None:
+        if flight is None:
             return StepOutput(news)
+        step = flight.step
+        started_ns = max(step.started_ns, before_ns or 0)
         facts = StepFacts(
-            started_ns=step.started_ns,
-            step_ns=self._clock() - step.started_ns,
+            started_ns=started_ns,
+            step_ns=self._clock() - started_ns,
             prefill_token_count=step.prefill_token_count,
             decode_token_count=step.decode_token_count,
             draft_token_count=step.draft_token_count,
@@ -187,7 +196,7 @@ class Engine:
                     step.requests, step.counts, step.drafts, step.decoding, strict=True
                 )
             ),
-            host_gap_ns=host_gap_ns,
+            host_gap_ns=None if before_ns is None else max(0, flight.launched_ns - before_ns),
         )
         return StepOutput(news, facts)
 
@@ -212,13 +221,13 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while any request has not ended, or an ending is not published."""
-        return self._scheduler.roster.has_requests
+        """True while any request has not ended, or an ending is not published, or a step is in flight."""
+        return self._scheduler.roster.has_requests or self._steps.in_flight is not None
 
     @property
     def runnable(self) -> bool:
         """True when a step would do something now; False when all are paused."""
-        return self._scheduler.roster.runnable
+        return self._scheduler.roster.runnable or self._steps.in_flight is not None
 
     @property
     def next_deadline_ns(self) -> int | None:

@@ -92,7 +92,7 @@ def run_largest_step(part: ModelConfig, context: int, config: EngineConfig, bare
     kv = allocate_kv(part, block_count, size, bare.placement.kv_dtype, bare.placement.device)
     runner = ModelRunner(bare.decoder, bare.kernels, bare.sampler, kv, bare.placement.dtype)
     step = write_step(requests, [request.prompt_count for request in requests], size, now=0)
-    for sampled in runner.step(step).sampled:
+    for sampled in runner.launch(step)().sampled:
         if sampled is None or sampled.error is not None:
             raise RuntimeError(f"the largest step failed: {sampled and sampled.error}")
     return sum(layer.nbytes for layer in kv)

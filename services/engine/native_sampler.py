@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from services.engine.plan import Sampled, TokenLogprobs
-from services.engine.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, banned_ids, failed, shaped
+from services.engine.sampler import NOT_FINITE, NOTHING_LEFT, Sampler, banned_ids, failed
 from services.engine.step import LogitRow
 
 _ERRORS = {-1: NOT_FINITE, -2: NOTHING_LEFT, -3: "shaping the logits failed: a token id is outside the vocabulary"}
@@ -50,7 +50,7 @@ class NativeSampler(Sampler):
     def _lists(self, rows: Sequence[LogitRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Where each list of ids of each row ends, the ids, and the biases."""
         ends = np.zeros((len(rows), _LISTS), dtype=np.int64)
-        if not any(shaped(row) for row in rows):
+        if not any(row.shaped for row in rows):
             return torch.from_numpy(ends), _NO_IDS, _NO_BIASES
         lists: list[Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int32]]] = []
         biases: list[float] = []
@@ -81,4 +81,4 @@ def _counts(row: LogitRow) -> tuple[int, ...]:
     """Seed, position, top_k, top log probabilities, prompt tokens, whether others than the allowed are ruled out."""
     request, s = row.request, row.request.sampling
     explained = -1 if s.logprobs is None else s.logprobs
-    return request.seed, row.tokens.size, s.top_k, explained, request.prompt_count, s.allowed_token_ids is not None
+    return request.seed, row.token_count, s.top_k, explained, request.prompt_count, s.allowed_token_ids is not None

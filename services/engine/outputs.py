@@ -71,7 +71,7 @@ class StepFacts:
     members: tuple[StepMember, ...] = ()
     host_gap_ns: int | None = None
     """From the end of the last step's computing to the beginning of this one's: scheduling, publishing, commands.
-    None: there was nothing to compute between them."""
+    0: it was launched before the last one was waited for. None: there was nothing to compute between them."""
     draft_token_count: int = 0
     """Guessed tokens, beside those of decode."""
 

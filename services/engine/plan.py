@@ -42,6 +42,10 @@ class StepPlan:
     """[L] rows of the T tokens after which a token is sampled, ascending; of each sequence its last ones."""
     prompt_rows: NDArray[np.int32]
     """[P] rows of the T tokens whose next token, of the prompt, is to be explained, ascending."""
+    fed_rows: NDArray[np.int32]
+    """[F] rows of the T tokens that the step before is still choosing; their ids are 0 here. Each is a sequence."""
+    fed_from: NDArray[np.int32]
+    """[F] which of the logit rows of the step before chooses each."""
 
     @property
     def token_count(self) -> int:
@@ -68,6 +72,8 @@ class PlannedSequence:
     """After how many of them, the last ones, a token is sampled."""
     prompt_rows: range = range(0)
     """Which of the n tokens are followed by a prompt token that is to be explained."""
+    fed_from: int | None = None
+    """Which logit row of the step before chooses its only token; None: its tokens are known."""
 
 
 def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
@@ -85,6 +91,10 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
     offsets = np.arange(owner.size, dtype=np.int32) - query_starts[owner]
     positions = starts[owner] + offsets
     blocks = block_tables[owner, positions // block_size]
+    fed = [
+        (row, s.fed_from) for row, s in zip(query_starts.tolist(), sequences, strict=False) if s.fed_from is not None
+    ]
+    fed_rows, fed_from = np.array(fed, dtype=np.int32).reshape(-1, 2).T
     wanted = np.fromiter((s.logit_count for s in sequences), dtype=np.int32, count=len(sequences))
     return StepPlan(
         block_size=block_size,
@@ -102,6 +112,8 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
                 for s, start in zip(sequences, query_starts, strict=False)
             ]
         ).astype(np.int32),
+        fed_rows=fed_rows,
+        fed_from=fed_from,
     )
 
 

@@ -18,7 +18,7 @@ from services.engine.computing import make_part
 from services.engine.model.config import load_config
 from services.engine.model.shard import Shard
 from services.engine.placement import Placement
-from services.engine.ranks import READY, Forward, Logits, RankSetup, join
+from services.engine.ranks import READY, Forward, Logits, RankSetup, join, share_fed
 from services.engine.runner import allocate_kv, tensors_of
 
 _LOOK_EVERY_S = 1.0
@@ -48,7 +48,9 @@ def serve(setup: RankSetup, pipe: Connection) -> None:
                     shard.of(model), message.block_count - 1, config.block_size, placement.kv_dtype, placement.device
                 )
             batch = kernels.prepare(message.plan, placement.dtype)
-            hidden = decoder.forward(*tensors_of(message.plan, placement.device), kv=kv, batch=batch)
+            token_ids, positions, slots = tensors_of(message.plan, placement.device)
+            share_fed(message.plan, token_ids)
+            hidden = decoder.forward(token_ids, positions, slots, kv, batch)
 
 
 def main(arguments: list[str]) -> None:

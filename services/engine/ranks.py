@@ -89,6 +89,12 @@ def join(rank: int, count: int, store: Path, device: torch.device) -> None:
     )
 
 
+def share_fed(plan: StepPlan, token_ids: torch.Tensor) -> None:
+    """Let every rank's [T] ids be the first rank's, where some are not in the plan: it alone has chosen them."""
+    if plan.fed_rows.size:
+        dist.broadcast(token_ids, src=0)
+
+
 class Ranks:
     """The processes of ranks 1 and up."""
 
@@ -199,6 +205,7 @@ class LeadDecoder:
         led: _LedBatch = batch
         self.ranks.tell(Forward(led.plan, kv[0].shape[0]))
         try:
+            share_fed(led.plan, token_ids)
             return self._decoder.forward(token_ids, positions, slots, kv, led.batch)
         except RuntimeError as error:  # whatever it was, the ranks are no longer at the same place
             raise self.ranks.lost(error) from error

@@ -229,7 +229,8 @@ class Request:
     """A prompt on its way to an answer.
 
     The one idea: ``computed_count`` catches up with ``token_count``; when they meet, one more token is
-    sampled. Only the scheduler's ``commit`` advances either.
+    sampled. Only the scheduler's ``commit`` advances either. While a step is computed, what it carries of the request
+    is in flight, and the token that it will choose is promised: what comes next is planned from there.
     """
 
     __slots__ = (
@@ -245,6 +246,7 @@ class Request:
         "fair_weight",
         "finish",
         "ignore_eos",
+        "in_flight_count",
         "lookup",
         "lost_count",
         "matched_stop_id",
@@ -254,6 +256,7 @@ class Request:
         "preempt_reason",
         "preempted_since_ns",
         "priority",
+        "promised_count",
         "prompt_count",
         "prompt_logprobs",
         "protected",
@@ -324,6 +327,8 @@ class Request:
         self.matched_stop_id: int | None = None
         self.error: str | None = None
         self.computed_count = 0  # leading tokens whose keys and values are in the block table
+        self.in_flight_count = 0  # tokens that scheduled steps compute and that are not committed
+        self.promised_count = 0  # tokens that these steps will choose
         self.prompt_logprobs: list[TokenLogprobs] = []  # where asked for: of tokens 1, 2, ..., as they are computed
         self.block_table = IntBuffer()
         self.block_hashes: list[bytes] = []  # chained, one a full block
@@ -347,9 +352,14 @@ class Request:
         return len(self.tokens) - self.prompt_count
 
     @property
+    def planned_count(self) -> int:
+        """Leading tokens that are computed or in flight."""
+        return self.computed_count + self.in_flight_count
+
+    @property
     def pending_count(self) -> int:
-        """Known tokens that are not computed yet."""
-        return len(self.tokens) - self.computed_count
+        """Known and promised tokens that are neither computed nor in flight."""
+        return len(self.tokens) + self.promised_count - self.planned_count
 
     @property
     def uncached_count(self) -> int:
@@ -358,9 +368,9 @@ class Request:
 
     @property
     def most_new_tokens(self) -> int:
-        """Tokens that it may still be given, by its length and by its reader."""
+        """Tokens that it may still be given beside those promised, by its length and by its reader."""
         allowed = self.credit_limit if self.max_tokens is None else min(self.max_tokens, self.credit_limit)
-        return allowed - self.output_count
+        return allowed - self.output_count - self.promised_count
 
     @property
     def reusable_count(self) -> int:

@@ -16,9 +16,9 @@ from services.engine.computing import AnyDecoder
 from services.engine.kernels.base import Kernels
 from services.engine.kernels.kv_int8 import row_width
 from services.engine.model.config import ModelConfig
-from services.engine.plan import Sampled, StepPlan, TokenLogprobs
+from services.engine.plan import StepPlan, TokenLogprobs
 from services.engine.ranks import LeadDecoder, LeadKernels
-from services.engine.sampler import Sampler, explain
+from services.engine.sampler import Choice, Sampler, chosen, explain
 from services.engine.step import LogitRow, ScheduledStep, StepResult
 from services.engine.transfer import to_device
 
@@ -78,12 +78,17 @@ class ModelRunner:
         self._decoder = decoder
         self._kernels = kernels
         self._sampler = sampler
+        self._chosen = torch.empty(0, dtype=torch.int64)  # what the last step's rows were given, where it was computed
 
     def run(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute a plan; its [T, hidden] states and the [L, vocabulary] logits of its logit rows."""
         device = self.kv[0].device
         batch = self._kernels.prepare(plan, self.dtype)
-        hidden = self._decoder.forward(*tensors_of(plan, device), kv=self.kv, batch=batch)
+        token_ids, positions, slots = tensors_of(plan, device)
+        if plan.fed_rows.size:
+            ids = self._chosen.index_select(0, to_device(plan.fed_from, device)).clamp_(min=0)
+            token_ids = token_ids.index_copy(0, to_device(plan.fed_rows, device).long(), ids.int())
+        hidden = self._decoder.forward(token_ids, positions, slots, kv=self.kv, batch=batch)
         return hidden, self._decoder.logits(hidden, to_device(plan.logit_rows, device).long())
 
     def on_lost(self, function: Callable[[str], None]) -> None:
@@ -96,19 +101,29 @@ class ModelRunner:
         if isinstance(self._decoder, LeadDecoder):
             self._decoder.ranks.close()
 
-    def step(self, step: ScheduledStep) -> StepResult:
-        """Compute a step: choose a token for each logit row, explain each prompt row."""
-        hidden, logits = self.run(step.plan)
-        failed: dict[int, str] = {}
-        explained = self._explain(step, hidden, failed)
-        return StepResult(self._sample(logits, step.sampled), explained, failed)
+    def launch(self, step: ScheduledStep) -> Callable[[], StepResult]:
+        """Begin to compute a step; the function returned waits for what it gives, and is called once.
 
-    def _sample(self, logits: torch.Tensor, rows: list[LogitRow]) -> list[Sampled | None]:
-        if not rows:
-            return []
-        if not self._row_by_row:
-            return [*self._sampler.sample(logits, rows)]
-        return [self._sampler.sample(one, [row])[0] for one, row in zip(torch.split(logits, 1), rows, strict=True)]
+        A token is chosen for each logit row, and each prompt row is explained. On a CPU all but the last is done here.
+        """
+        hidden, logits = self.run(step.plan)
+        choice = self._begin(logits, step.sampled)
+        self._chosen = choice.ids
+        if not step.explained:
+            return lambda: StepResult([*choice.wait()])
+
+        def wait() -> StepResult:
+            failed: dict[int, str] = {}
+            explained = self._explain(step, hidden, failed)
+            return StepResult([*choice.wait()], explained, failed)
+
+        return wait
+
+    def _begin(self, logits: torch.Tensor, rows: list[LogitRow]) -> Choice:
+        if not rows or not self._row_by_row:
+            return self._sampler.begin(logits, rows)
+        sampled = [self._sampler.sample(one, [row])[0] for one, row in zip(torch.split(logits, 1), rows, strict=True)]
+        return chosen(sampled)
 
     def _explain(self, step: ScheduledStep, hidden: torch.Tensor, failed: dict[int, str]) -> list[list[TokenLogprobs]]:
         """Log probabilities of prompt tokens, a few rows of logits at a time, so that they never fill the memory."""

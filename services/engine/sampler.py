@@ -8,7 +8,8 @@ on no other row, and a row that fails ends alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,11 +24,25 @@ NOT_FINITE = "the logits are not finite"
 NOTHING_LEFT = "no token is left to choose from"
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens that are being chosen."""
+
+    ids: torch.Tensor
+    """[L] int64 where the logits are, negative where none could be chosen; of a step that is foreseeable alone."""
+    wait: Callable[[], list[Sampled]]
+    """Gives them to the host, when they are chosen. To be called once."""
+
+
 class Sampler:
     """Greedy and random choice with every parameter of SamplingParams."""
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos = eos_token_ids
+
+    def begin(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> Choice:
+        """Begin to choose one token a row; arguments as of ``sample``. On a CPU this is all of it."""
+        return chosen(self.sample(logits, rows) if rows else [])
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[LogitRow]) -> list[Sampled]:
@@ -40,7 +55,7 @@ class Sampler:
         Returns:
             [L] tokens, or the error that ends that row's request.
         """
-        if all(row.request.sampling.greedy and untouched(row) for row in rows):
+        if all(row.request.sampling.greedy and row.untouched for row in rows):
             peaks, ids = logits.max(dim=-1)
             return [
                 Sampled(token) if math.isfinite(peak) else failed(NOT_FINITE)
@@ -88,7 +103,7 @@ def _drawn(logits: NDArray[np.float32], peak: np.float32, row: LogitRow) -> int:
     s = row.request.sampling
     # Relative to the peak before dividing: a tiny temperature gives -inf, never inf - inf.
     values = (logits - peak) / np.float32(s.temperature)
-    return draw(values, s, row.request.seed, row.tokens.size)
+    return draw(values, s, row.request.seed, row.token_count)
 
 
 @torch.inference_mode()
@@ -119,23 +134,9 @@ def _most_likely(values: torch.Tensor, count: int) -> torch.Tensor:
     return ids[values[ids].sort(descending=True, stable=True).indices[:count]]
 
 
-def untouched(row: LogitRow) -> bool:
-    """Nothing changes or explains the logits, whatever is then chosen by them."""
-    return row.request.sampling.logprobs is None and not shaped(row)
-
-
-def shaped(row: LogitRow) -> bool:
-    """Bias, bans or penalties change the logits."""
-    s = row.request.sampling
-    return (
-        bool(s.logit_bias)
-        or s.allowed_token_ids is not None
-        or bool(s.bad_sequences)
-        or row.output.size < s.min_tokens
-        or s.repetition_penalty != 1.0
-        or s.presence_penalty != 0.0
-        or s.frequency_penalty != 0.0
-    )
+def chosen(sampled: list[Sampled]) -> Choice:
+    """A choice that is made."""
+    return Choice(torch.tensor([one.token_id for one in sampled], dtype=torch.int64), lambda: sampled)
 
 
 def failed(text: str) -> Sampled:

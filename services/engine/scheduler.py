@@ -80,6 +80,7 @@ class Scheduler:
         self._eos = eos_token_ids
         self._clock = clock
         self._speculation = Speculation(config.num_speculative_tokens)
+        self._committed_ns = 0  # when the last step was
         self.roster = Roster(pool, config.waiting)
 
     def add(self, request: Request) -> None:
@@ -89,13 +90,16 @@ class Scheduler:
 
     # --- one step -------------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledStep | None:
-        """Choose the next step's tokens; None when nothing can be computed now."""
+    def schedule(self, after: ScheduledStep | None = None) -> ScheduledStep | None:
+        """Choose the next step's tokens; None when nothing can be computed now.
+
+        It may come ``after`` one that is not committed yet: what that one chooses is taken as known, but for the id.
+        """
         now = self._clock()
         self.roster.expire(now)
         before = self.roster.preemption_count
         preempt_paused_over(self.roster, int(self.config.paused_kv_share * self._pool.block_count), now)
-        runnable = [r for r in self.roster.running if not r.paused]
+        runnable = [r for r in self.roster.running if r.most_new_tokens > 0]
         shares = StepBudget(self.config.budget, sum(r.pending_count == 1 for r in runnable))
         line = self.roster.waiting.in_order(now)
         later = self._share_with_running(runnable, line, shares, now)
@@ -104,20 +108,30 @@ class Scheduler:
         self._share(later, shares, now)
         if not shares.counts:
             return None
-        return self._write(shares, now)
+        step = self._write(shares, now, after)
+        for request, count in zip(step.requests, step.counts, strict=True):
+            request.in_flight_count += count
+        for row in step.sampled:
+            row.request.promised_count += not row.guesses.size
+        return step
 
     def commit(self, step: ScheduledStep, result: StepResult) -> list[tuple[Request, Sampled]]:
         """Advance every request of a step that was computed; those that failed end.
+
+        What became of a request since the step was scheduled stays: one that has ended is given nothing, and one that
+        was preempted keeps the token, but not what was computed.
 
         Returns:
             The tokens that became known, request by request, each request's in order.
         """
         now = self._clock()
-        step_ns = now - step.started_ns
+        step_ns = now - max(step.started_ns, self._committed_ns)
+        self._committed_ns = now
         self.counters.step_count += 1
         self.counters.prefilled_token_count += step.prefill_token_count
         self.counters.drafted_token_count += step.draft_token_count
         for request, count, draft, decoding in zip(step.requests, step.counts, step.drafts, step.decoding, strict=True):
+            request.in_flight_count -= count
             clock = request.clock
             clock.step_count += 1
             clock.drafted_token_count += draft.size
@@ -125,22 +139,23 @@ class Scheduler:
                 clock.stalled_ns += step_ns * step.prefill_token_count // step.plan.token_count
             else:
                 clock.prefill_chunk_count += 1
-            if request.request_id in result.failed:
+            if request.request_id in result.failed and request.status is not RequestStatus.FINISHED:
                 self._fail(request, result.failed[request.request_id], now)
-            else:
+            elif request.status is RequestStatus.RUNNING:
                 self._advance(request, request.computed_count + count)
         for (request, _), entries in zip(step.explained, result.explained, strict=True):
             request.prompt_logprobs.extend(entries)
         known: list[tuple[Request, Sampled]] = []
         for row, sampled in zip(step.sampled, result.sampled, strict=True):
-            request = row.request
-            if sampled is None or request.status is not RequestStatus.RUNNING or not row.valid:
+            request, guessed = row.request, row.guesses.size > 0
+            request.promised_count -= not guessed
+            if sampled is None or request.status is RequestStatus.FINISHED or not row.valid:
                 continue
             if sampled.error is not None:
                 self._fail(request, sampled.error, now)
                 continue
-            if row.tokens.size > request.computed_count:  # its last token was a guess, and has become known
-                self._advance(request, row.tokens.size)
+            if guessed:  # its last token was a guess, and has become known
+                self._advance(request, row.token_count)
                 request.clock.accepted_token_count += 1
                 self.counters.accepted_token_count += 1
             else:
@@ -179,7 +194,7 @@ class Scheduler:
             if request.status is not RequestStatus.RUNNING:  # preempted by one before it
                 continue
             count = shares.offer(request)
-            if count and self._make_room(request, request.computed_count + count, shares, now):
+            if count and self._make_room(request, request.planned_count + count, shares, now):
                 shares.give(request, count)
 
     def _make_room(self, request: Request, token_count: int, shares: StepBudget, now: int) -> bool:
@@ -207,7 +222,7 @@ class Scheduler:
             return
         blocked = QueueReason.NONE
         active = self.roster.running_count
-        promised = {name for r in self.roster.running if r.pending_count > 1 for name in self._cache.promised(r)}
+        promised = {name for r in self.roster.running if _in_prompt(r) for name in self._cache.promised(r)}
         for request in line:
             if shares.full or active >= self.config.budget.max_num_seqs:
                 blocked = QueueReason.SLOTS
@@ -215,7 +230,7 @@ class Scheduler:
             if shares.spent_on_prompts:
                 blocked = QueueReason.BUDGET
                 break
-            if self._would_yield_again(request):
+            if request.in_flight_count or self._would_yield_again(request):
                 continue
             hits = self._cache.find(request)
             if promised and self._cache.wants(request, len(hits)) in promised:
@@ -258,7 +273,7 @@ class Scheduler:
         self.roster.start(request, now)
         return True
 
-    def _write(self, shares: StepBudget, now: int) -> ScheduledStep:
+    def _write(self, shares: StepBudget, now: int, after: ScheduledStep | None) -> ScheduledStep:
         chosen = [self.roster.running_by_id(request_id) for request_id in shares.counts]
         counts = [shares.counts[r.request_id] for r in chosen]
         drafts = self._speculation.drafts(chosen, counts, shares.left)
@@ -271,6 +286,7 @@ class Scheduler:
             self.config.block_size,
             now,
             [drafts[place] for place in order],
+            after,
         )
 
     def _spare_places(self, request: Request, count: int) -> int:
@@ -317,6 +333,11 @@ class Scheduler:
 def _work_left(request: Request) -> tuple[bool, int, int]:
     """Sorts prompts behind the oldest one: short work first, so that two long ones do not take all until one ends."""
     return (not request.protected, request.priority, min(request.pending_count, request.uncached_count))
+
+
+def _in_prompt(request: Request) -> bool:
+    """More is to be computed of it than one decoded token, in flight or not."""
+    return request.token_count - request.computed_count > 1
 
 
 def _rank(request: Request) -> tuple[bool, int, int, int]:

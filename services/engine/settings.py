@@ -84,6 +84,11 @@ class EngineSettings:
     num_speculative_tokens: int = setting(
         0, "most guessed tokens computed of one request in one step; 0: no speculation", minimum=0, maximum=64
     )
+    async_scheduling: str = setting(
+        "auto",
+        "plan a step while the last one is computed: on, off; auto: on a GPU, where nothing is guessed",
+        choices=("auto", "on", "off"),
+    )
     prefix_cache: bool = setting(True, "keep the KV of finished prompts for later ones")
     deterministic: bool = setting(False, "the same bits whatever the batch, the chunks and the cache; slower")
 

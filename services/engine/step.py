@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,14 +11,24 @@ from services.engine.plan import PlannedSequence, Sampled, StepPlan, TokenLogpro
 from services.engine.request import Request
 from services.engine.speculation import NO_DRAFT
 
+_NOT_KNOWN: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
     """A row of logits: whose, and after which tokens one is to be chosen."""
 
     request: Request
-    tokens: NDArray[np.int32]
-    """Every token before the one to be chosen: what the request knows, and guesses after it."""
+    token_count: int
+    """Tokens before the one to be chosen; so its position."""
+    guesses: NDArray[np.int32] = field(default_factory=lambda: NO_DRAFT)
+    """The last of them, where they are guesses."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """These tokens: what the request knows, and guesses after it; one fewer where one is not known yet."""
+        known = self.request.tokens.view[: self.token_count - self.guesses.size]
+        return np.concatenate([known, self.guesses]) if self.guesses.size else known
 
     @property
     def output(self) -> NDArray[np.int32]:
@@ -30,7 +39,26 @@ class LogitRow:
     def valid(self) -> bool:
         """True when the request knows exactly these tokens by now: every guess among them was right."""
         known = self.request.tokens
-        return len(known) == self.tokens.size and known[-1] == self.tokens[-1]
+        return len(known) == self.token_count and (not self.guesses.size or known[-1] == self.guesses[-1])
+
+    @property
+    def shaped(self) -> bool:
+        """True when bias, bans or penalties change the logits; which of them may depend on the tokens before."""
+        s = self.request.sampling
+        return (
+            bool(s.logit_bias)
+            or s.allowed_token_ids is not None
+            or bool(s.bad_sequences)
+            or self.token_count - self.request.prompt_count < s.min_tokens
+            or s.repetition_penalty != 1.0
+            or s.presence_penalty != 0.0
+            or s.frequency_penalty != 0.0
+        )
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing changes or explains the logits, whatever is then chosen by them."""
+        return self.request.sampling.logprobs is None and not self.shaped
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +96,14 @@ class ScheduledStep:
         """Tokens of prompts and recomputation."""
         return self.plan.token_count - self.decode_token_count - self.draft_token_count
 
+    @property
+    def foreseeable(self) -> bool:
+        """True when all that comes of it is known before, but for the ids, and no choice asks which these were.
+
+        The next step can then be planned while this one is computed.
+        """
+        return not self.explained and not self.draft_token_count and all(row.untouched for row in self.sampled)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -87,61 +123,94 @@ def write_step(
     block_size: int,
     now: int,
     drafts: list[NDArray[np.int32]] | None = None,
+    after: ScheduledStep | None = None,
 ) -> ScheduledStep:
-    """Write down a step over ``counts[s]`` tokens of ``requests[s]`` and its guesses, ordered (one-token ones first).
+    """Write down a step over the next ``counts[s]`` tokens of ``requests[s]`` and its guesses, one-token ones first.
 
-    Only a request that catches up may have guesses.
+    Only a request that catches up may have guesses. A token that the step ``after`` which this one is planned has yet
+    to choose is fed: the plan says which of that step's rows has it.
     """
     if drafts is None:
         drafts = [NO_DRAFT] * len(requests)
-    planned: list[PlannedSequence] = []
-    sampled: list[LogitRow] = []
-    explained: list[tuple[Request, int]] = []
+    places = {} if after is None else {row.request: place for place, row in enumerate(after.sampled)}
+    parts = []
     for request, count, draft in zip(requests, counts, drafts, strict=True):
-        start = request.computed_count
-        tokens = request.tokens.view
-        rows: Sequence[LogitRow] = ()
-        if start + count == tokens.size:
-            if draft.size:
-                tokens = np.concatenate([tokens, draft])
-            rows = [LogitRow(request, tokens[:end]) for end in range(start + count, tokens.size + 1)]
-        told = _prompt_rows(request, count)
-        if told:
-            explained.append((request, len(told)))
-        sampled += rows
-        planned.append(
-            PlannedSequence(
-                token_ids=tokens[start : start + count + draft.size],
-                start=start,
-                block_table=request.block_table.view,
-                logit_count=len(rows),
-                prompt_rows=told,
-            )
+        start, expected = request.planned_count, request.token_count + request.promised_count
+        part = _Part(
+            request,
+            start,
+            count,
+            draft,
+            catches_up=start + count == expected,
+            decoding=start + 1 == expected > request.prompt_count,
+            fed_from=places[request] if start == request.token_count else None,
         )
+        parts.append(part)
+    return _written(parts, block_size, now)
+
+
+def single_step(step: ScheduledStep, place: int, block_size: int) -> ScheduledStep:
+    """The work of one sequence of a step alone, without guesses, when every token before it is known."""
+    request, start = step.requests[place], int(step.plan.query_starts[place])
+    part = _Part(
+        request,
+        int(step.plan.positions[start]),
+        step.counts[place],
+        catches_up=any(row.request is request for row in step.sampled),
+        decoding=step.decoding[place],
+    )
+    return _written([part], block_size, step.started_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One sequence of a step."""
+
+    request: Request
+    start: int
+    count: int
+    draft: NDArray[np.int32] = field(default_factory=lambda: NO_DRAFT)
+    catches_up: bool = False
+    decoding: bool = False
+    fed_from: int | None = None
+
+    @property
+    def rows(self) -> list[LogitRow]:
+        """Where tokens are chosen."""
+        end, sizes = self.start + self.count, range(self.draft.size + 1)
+        return [LogitRow(self.request, end + size, self.draft[:size]) for size in sizes] if self.catches_up else []
+
+    @property
+    def explained_rows(self) -> range:
+        """Of the tokens, those after which a token of the prompt stands that is not explained yet."""
+        if self.request.sampling.prompt_logprobs is None:
+            return range(0)
+        first = max(self.start, len(self.request.prompt_logprobs))  # entry i explains token i + 1, which follows row i
+        return range(first - self.start, min(self.start + self.count, self.request.prompt_count - 1) - self.start)
+
+    @property
+    def planned(self) -> PlannedSequence:
+        """The same as numbers."""
+        tokens = _NOT_KNOWN if self.fed_from is not None else self.request.tokens.view[self.start :][: self.count]
+        return PlannedSequence(
+            token_ids=np.concatenate([tokens, self.draft]) if self.draft.size else tokens,
+            start=self.start,
+            block_table=self.request.block_table.view,
+            logit_count=1 + self.draft.size if self.catches_up else 0,
+            prompt_rows=self.explained_rows,
+            fed_from=self.fed_from,
+        )
+
+
+def _written(parts: list[_Part], block_size: int, now: int) -> ScheduledStep:
+    explained = [(part.request, len(part.explained_rows)) for part in parts]
     return ScheduledStep(
-        plan=build_plan(planned, block_size),
-        requests=requests,
-        counts=counts,
-        drafts=drafts,
-        sampled=sampled,
-        explained=explained,
-        decoding=[bool(r.output_count) and r.pending_count == 1 for r in requests],
+        plan=build_plan([part.planned for part in parts], block_size),
+        requests=[part.request for part in parts],
+        counts=[part.count for part in parts],
+        drafts=[part.draft for part in parts],
+        sampled=[row for part in parts for row in part.rows],
+        explained=[(request, count) for request, count in explained if count],
+        decoding=[part.decoding for part in parts],
         started_ns=now,
     )
-
-
-def single_steps(step: ScheduledStep, block_size: int) -> list[ScheduledStep]:
-    """The same work, one sequence a step, without guesses."""
-    return [
-        write_step([request], [count], block_size, step.started_ns)
-        for request, count in zip(step.requests, step.counts, strict=True)
-    ]
-
-
-def _prompt_rows(request: Request, count: int) -> range:
-    """Rows of the request's next ``count`` tokens after which a prompt token stands that is not explained yet."""
-    if request.sampling.prompt_logprobs is None:
-        return range(0)
-    start = request.computed_count
-    first = max(start, len(request.prompt_logprobs))  # entry i explains token i + 1, which follows row i
-    return range(first - start, min(start + count, request.prompt_count - 1) - start)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from services.engine.ahead import Flight, Lookahead
 from services.engine.block_pool import BlockPool
 from services.engine.budget import BudgetPolicy
 from services.engine.engine import Engine, EngineConfig
@@ -183,7 +184,11 @@ class SymbolicModel:
         self.vocab_size = vocab_size
         self._slots: list[int | None] = [None] * ((block_count + 1) * block_size)
 
-    def run(self, plan: StepPlan) -> list[Sampled | None]:
+    def run(self, plan: StepPlan, before: list[Sampled | None]) -> list[Sampled | None]:
+        for row, source in zip(plan.fed_rows, plan.fed_from, strict=True):
+            chosen = before[source]
+            assert chosen is not None
+            plan.token_ids[row] = chosen.token_id
         assert len(set(plan.slots.tolist())) == plan.token_count, "two tokens share a slot"
         assert (plan.slots >= plan.block_size).all(), "the null block is written"
         wanted = set(plan.logit_rows.tolist())
@@ -231,7 +236,9 @@ def _slot(table: np.ndarray[Any, Any], position: int, block_size: int) -> int:
 class SymbolicEngine:
     """The scheduler's life without torch: schedule, run symbols, commit, release, check."""
 
-    def __init__(self, block_count: int = 24, *, prefix_cache: bool = True, **changes: Any) -> None:
+    def __init__(
+        self, block_count: int = 24, *, prefix_cache: bool = True, ahead: bool = False, **changes: Any
+    ) -> None:
         bounds = {field.name: changes.pop(field.name) for field in fields(BudgetPolicy) if field.name in changes}
         self.budget = BudgetPolicy(
             **{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_chunk_tokens": 16, **bounds}  # type: ignore[arg-type]
@@ -242,6 +249,9 @@ class SymbolicEngine:
         self.cache = PrefixCache(self.pool, self.config.block_size, enabled=prefix_cache)
         self.scheduler = Scheduler(self.config, self.pool, self.cache, frozenset(), self.clock)
         self.model = SymbolicModel(block_count, self.config.block_size)
+        self.steps = Lookahead(self.scheduler, self._launch, ahead=ahead)
+        self._sampled: list[Sampled | None] = []  # of the last step
+        self.fed_count = 0
         self.ended: dict[int, Request] = {}
         self.step_ms: Callable[[StepPlan], float] = lambda _plan: 1.0  # virtual time that a step takes
 
@@ -256,26 +266,35 @@ class SymbolicEngine:
         return self.scheduler.roster.abort(request_id, self.clock())
 
     def step(self) -> ScheduledStep | None:
-        step = self.scheduler.schedule()
-        if step is not None:
-            assert step.plan.token_count <= self.budget.max_num_batched_tokens
-            assert step.plan.sequence_count <= self.budget.max_num_seqs
-            sampled = self.model.run(step.plan)
-            self.clock.advance_ms(self.step_ms(step.plan))
-            explained = [[TokenLogprobs(-1.0)] * count for _, count in step.explained]
-            self.scheduler.commit(step, StepResult(sampled, explained))
+        """As ``Engine.step``; the step that was committed."""
+        flight = self.steps.turn()
+        if flight is not None:
+            self.clock.advance_ms(self.step_ms(flight.step.plan))
+            self.scheduler.commit(flight.step, flight.wait())
         for request in self.scheduler.roster.take_ended():
             assert request.request_id not in self.ended, "a request ended twice"
             self.ended[request.request_id] = request
             self.scheduler.roster.release(request)
         self.scheduler.roster.check_integrity()
-        return step
+        return flight.step if flight is not None else None
+
+    def _launch(self, step: ScheduledStep) -> Flight:
+        assert step.plan.token_count <= self.budget.max_num_batched_tokens
+        assert step.plan.sequence_count <= self.budget.max_num_seqs
+        self.fed_count += step.plan.fed_rows.size
+        sampled = self._sampled = self.model.run(step.plan, self._sampled)
+        result = StepResult(sampled, [[TokenLogprobs(-1.0)] * count for _, count in step.explained])
+        return Flight(step, lambda: result, step.foreseeable, launched_ns=self.clock())
+
+    @property
+    def runnable(self) -> bool:
+        return self.scheduler.roster.runnable or self.steps.in_flight is not None
 
     def run(self, limit: int = 2000) -> list[ScheduledStep]:
         """Step until nothing is runnable."""
         steps = []
         for _ in range(limit):
-            if not self.scheduler.roster.runnable:
+            if not self.runnable:
                 return steps
             step = self.step()
             if step is not None:

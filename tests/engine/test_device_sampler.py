@@ -38,7 +38,7 @@ SAMPLINGS = [
 
 def _rows(samplings: list[SamplingParams], length: int) -> list[LogitRow]:
     requests = [make_request(i, prompt=[5] * length, sampling=s) for i, s in enumerate(samplings)]
-    return [LogitRow(request, request.tokens.view) for request in requests]
+    return [LogitRow(request, request.token_count) for request in requests]
 
 
 def test_every_row_gets_the_hosts_token() -> None:

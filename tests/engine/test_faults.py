@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _break(engine: Engine, *, everything: bool = False) -> None:
     """Let steps fail that hold the poisoned token, or all."""
-    step = engine._runner.step
+    launch = engine._runner.launch
 
-    def failing(planned: ScheduledStep) -> StepResult:
+    def failing(planned: ScheduledStep) -> Callable[[], StepResult]:
         if everything or POISON in planned.plan.token_ids:
             raise RuntimeError("a kernel gave up")
-        return step(planned)
+        return launch(planned)
 
-    engine._runner.step = failing  # type: ignore[method-assign]
+    engine._runner.launch = failing  # type: ignore[method-assign]
 
 
 def test_a_sequence_that_cannot_be_computed_ends_alone(model: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_dying_loop_says_why_and_leaves_nobody_waiting(scripted: Path) -> None
     """An exception that is no request's fault goes to ``fatal``, once; calls fail; later ones too."""
     with _running(scripted) as harness:
 
-        def broken() -> Any:
+        def broken(_after: Any) -> Any:
             raise MemoryError("no more")
 
         harness.loop.call(lambda engine: setattr(engine._scheduler, "schedule", broken)).result(WAIT_S)

@@ -86,7 +86,7 @@ def _cases(draw: st.DrawFn, size: int) -> tuple[LogitRow, torch.Tensor]:
     for token in known[request.prompt_count :]:
         request.tokens.append(token)
     make = draw(st.sampled_from(MAKES))
-    return LogitRow(request, request.tokens.view), _logits(make, size, draw(st.integers(0, 10**6)))
+    return LogitRow(request, request.token_count), _logits(make, size, draw(st.integers(0, 10**6)))
 
 
 def _equal(ours: Sampled, expected: Sampled) -> None:
@@ -118,7 +118,7 @@ def test_a_row_that_is_not_finite_ends_alone(size: int, poison: float, place: in
     rows, logits = [], []
     for number, temperature in enumerate((0.0, 1.0, 0.5, 0.0)):
         request = make_request(number, sampling=SamplingParams(temperature=temperature, seed=3, logprobs=2))
-        rows.append(LogitRow(request, request.tokens.view))
+        rows.append(LogitRow(request, request.token_count))
         logits.append(_logits("normal", size, number))
     logits[1][place] = poison
     logits[2][:] = -math.inf
@@ -137,7 +137,7 @@ def test_a_whole_vocabulary_is_drawn_from(scale: float) -> None:
     for number in range(60):
         sampling = SamplingParams(temperature=1.0, seed=number, top_p=(1.0, 0.9)[number % 2])
         request = make_request(number, prompt=range(1, 2 + number), sampling=sampling)
-        row, logits = LogitRow(request, request.tokens.view), (_logits("normal", size, number) * scale)[None]
+        row, logits = LogitRow(request, request.token_count), (_logits("normal", size, number) * scale)[None]
         (ours,), (theirs,) = (
             NativeSampler(EOS).sample(logits.clone(), [row]),
             Sampler(EOS).sample(logits.clone(), [row]),
@@ -153,7 +153,7 @@ def test_an_id_outside_the_vocabulary_is_that_rows_error() -> None:
         prompt = (5, 900) if "repetition_penalty" in changes else (5,)
         bad = make_request(1, prompt=prompt, sampling=SamplingParams(temperature=0.0, **changes))
         good = make_request(2, prompt=(5,), sampling=SamplingParams(temperature=0.0))
-        rows = [LogitRow(request, request.tokens.view) for request in (bad, good)]
+        rows = [LogitRow(request, request.token_count) for request in (bad, good)]
         results = NativeSampler(EOS).sample(torch.arange(200.0).reshape(2, 100), rows)
         assert results[0].error is not None
         assert "outside the vocabulary" in results[0].error

@@ -57,7 +57,7 @@ def _children(pid: int) -> list[int]:
 
 
 def test_two_ranks_give_the_ids_of_one(tmp_path: Path) -> None:
-    """Prefill in chunks, decode in a batch: the same ids; each rank holds half of the KV; closed, no process is left.
+    """Prefill in chunks, decode in a batch, a step ahead: the same ids; each has half of the KV; closed, none is left.
 
     The model has biases, of which that after a sum is added once, and one tensor of 97 rows, which does not halve, for
     embedding and head.
@@ -66,7 +66,7 @@ def test_two_ranks_give_the_ids_of_one(tmp_path: Path) -> None:
     path = write_model(tmp_path, {**FAMILIES["llama-bias"], **shape})
     alone = make_engine(path, max_chunk_tokens=16)
     told: list[str] = []
-    with _two_ranks(path, max_chunk_tokens=16) as engine:
+    with _two_ranks(path, max_chunk_tokens=16, async_scheduling="on") as engine:
         engine.on_lost(told.append)
         assert _answers(engine) == _answers(alone)
         assert 2 * engine.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token

@@ -40,7 +40,7 @@ def _request(output: tuple[int, ...] = (), request_id: int = 1, **sampling: Any)
 
 
 def _sample(rows: list[torch.Tensor], requests: list[Request]) -> list[Sampled]:
-    return Sampler(EOS).sample(torch.stack(rows), [LogitRow(request, request.tokens.view) for request in requests])
+    return Sampler(EOS).sample(torch.stack(rows), [LogitRow(request, request.token_count) for request in requests])
 
 
 def _reference_logits(row: torch.Tensor, request: Request) -> list[float]:

@@ -106,7 +106,7 @@ def compared(default_model_dir: Path) -> dict[str, list[tuple[int, int]]]:
     )
     requests = [_request(place, name) for place, name in enumerate(TABLE)]
     expected: dict[int, list[int]] = {request.request_id: [] for request in requests}
-    step = engine._runner.step
+    launch = engine._runner.launch
     run = engine._runner.run
 
     def watching(planned: Any) -> Any:
@@ -117,9 +117,9 @@ def compared(default_model_dir: Path) -> dict[str, list[tuple[int, int]]]:
             return hidden, logits
 
         engine._runner.run = recording  # type: ignore[method-assign]
-        return step(planned)
+        return launch(planned)
 
-    engine._runner.step = watching  # type: ignore[method-assign]
+    engine._runner.launch = watching  # type: ignore[method-assign]
     for request in requests:
         engine.add(request)
     while engine.has_work:

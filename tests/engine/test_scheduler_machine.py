@@ -29,12 +29,13 @@ class SchedulerLife(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         chunk=st.integers(1, 16),
         shared=st.one_of(st.none(), st.integers(1, 8)),
-        guesses=st.sampled_from([0, 1, 4, 12]),
+        guesses=st.sampled_from([None, 0, 1, 4, 12]),
     )
-    def begin(self, seqs: int, chunk: int, shared: int | None, guesses: int) -> None:
+    def begin(self, seqs: int, chunk: int, shared: int | None, guesses: int | None) -> None:
         self.engine = SymbolicEngine(
             block_count=24,
-            num_speculative_tokens=guesses,
+            ahead=guesses is None,
+            num_speculative_tokens=guesses or 0,
             max_num_seqs=seqs,
             max_chunk_tokens=chunk,
             shared_chunk_tokens=shared,
@@ -142,7 +143,9 @@ class SchedulerLife(RuleBasedStateMachine):
         counters = engine.scheduler.counters
         done["guess"] += counters.drafted_token_count
         done["right guess"] += counters.accepted_token_count
+        done["fed"] += engine.fed_count
         ended = engine.ended.values()
+        assert not any(r.in_flight_count or r.promised_count for r in ended)
         assert counters.drafted_token_count == sum(r.clock.drafted_token_count for r in ended)
         assert counters.accepted_token_count == sum(r.clock.accepted_token_count for r in ended)
         assert counters.decoded_token_count == sum(r.output_count for r in ended)
@@ -171,5 +174,6 @@ def test_no_life_breaks_the_scheduler() -> None:
     kinds = ("add", "abort", "resume", "preempt", "wait", "flush", "step")
     assert sum(done[kind] for kind in kinds) >= OPERATIONS
     assert 500 < done["right guess"] < 0.9 * done["guess"]
+    assert done["fed"] > 500
     assert all(done[kind] > 50 for kind in kinds)
     assert all(done[f"ended {ending}"] > 10 for ending in ("length", "cancelled", "deadline_exceeded"))

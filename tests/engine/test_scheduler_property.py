@@ -12,11 +12,11 @@ from tests.engine.factories import SymbolicEngine, make_request
 OPERATIONS = 10_000
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_add_abort_pause_resume_expire_preempt(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "ahead"), [(0, False), (1, False), (2, False), (0, True), (1, True)])
+def test_random_add_abort_pause_resume_expire_preempt(seed: int, ahead: bool) -> None:
     """Ten thousand operations on 24 blocks: integrity after each step, every answer as alone, all end once."""
     draw = random.Random(seed)
-    engine = SymbolicEngine(block_count=24, max_num_seqs=5, paused_grace_ns=5_000_000)
+    engine = SymbolicEngine(block_count=24, ahead=ahead, max_num_seqs=5, paused_grace_ns=5_000_000)
     live: dict[int, Request] = {}
     prompts = [[draw.randrange(50) for _ in range(draw.randint(1, 30))] for _ in range(8)]
     added = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_acceptance_follows_the_guesses() -> None:
 # --- what is answered -----------------------------------------------------------------------------------
 
 
-def _answers(model: Path, guesses: int, requests: list[dict[str, Any]], **options: Any) -> dict[int, dict[str, Any]]:
+def answers(model: Path, guesses: int, requests: list[dict[str, Any]], **options: Any) -> dict[int, dict[str, Any]]:
     """What each request was told, joined over its news, and how it ended."""
     engine = make_engine(model, num_speculative_tokens=guesses, deterministic=True, **options)
     for number, fields in enumerate(requests):
@@ -151,8 +152,8 @@ def test_answers_are_those_without_guesses(
     model: Path, requests: list[dict[str, Any]], guesses: int, blocks: int
 ) -> None:
     """Ids, log probabilities and endings are the same, bit for bit, whatever is asked for and however little fits."""
-    plain = _answers(model, 0, requests, kv_blocks=blocks)
-    guessed = _answers(model, guesses, requests, kv_blocks=blocks)
+    plain = answers(model, 0, requests, kv_blocks=blocks)
+    guessed = answers(model, guesses, requests, kv_blocks=blocks)
     assert plain.pop(-1) == {"drafted": 0, "accepted": 0}
     del guessed[-1]
     assert guessed == plain
@@ -168,7 +169,7 @@ def test_the_property_above_is_not_empty(model: Path) -> None:
         }
         for t in (0.0, 0.5, 1.0)
     ]
-    counts = _answers(model, 4, requests)[-1]
+    counts = answers(model, 4, requests)[-1]
     assert 10 < counts["accepted"] < counts["drafted"]
 
 
@@ -248,17 +249,17 @@ def _last(tokens: np.ndarray) -> int:
 def test_a_guess_that_breaks_a_step_ends_nobody(circle: Path) -> None:
     """The step is computed again without guesses."""
     engine = make_engine(circle, num_speculative_tokens=8)
-    step = engine._runner.step
+    launch = engine._runner.launch
     broken = 0
 
-    def failing(planned: ScheduledStep) -> StepResult:
+    def failing(planned: ScheduledStep) -> Callable[[], StepResult]:
         nonlocal broken
         if planned.draft_token_count:
             broken += 1
             raise RuntimeError("a kernel gave up")
-        return step(planned)
+        return launch(planned)
 
-    engine._runner.step = failing  # type: ignore[method-assign]
+    engine._runner.launch = failing  # type: ignore[method-assign]
     request = make_request(1, prompt=[10, 11, 12, 13, 14, 15, 10], max_tokens=20)
     assert finish_all(engine, request)[1] == [10 + place % PERIOD for place in range(1, 21)]
     assert broken
