@@ -18,6 +18,7 @@ from headrace.bench.statistics import CONFIDENCE, slope
 
 SLICES = 20  # of a run, for its slopes
 FEWEST_POINTS = 10  # of a slope
+LEAST_CHANGE = 0.01  # of the median, over a run: what grows by less is not told
 SHORTEST_S = 300.0  # of a run whose changes an hour mean something
 _CLASSES = ("priority", "tenant")
 
@@ -61,7 +62,7 @@ def report(spec: LoadSpec, evidence: Evidence, slo: Slo, fewest: int = validity.
         "totals": _totals(evidence.records),
         "counters": dict(evidence.counters or {}),
         "cpu_ms_a_token": _cpu_ms(evidence),
-        "slopes_an_hour": slopes(evidence),
+        "slopes_an_hour": slopes(spec, evidence),
         "definitions": dict(metrics.DEFINITIONS),
     }
 
@@ -143,8 +144,11 @@ def _classes(measured: Sequence[Record], records: Sequence[Record], slo: Slo) ->
     return found
 
 
-def slopes(evidence: Evidence) -> dict[str, dict[str, Any]]:
+def slopes(spec: LoadSpec, evidence: Evidence) -> dict[str, dict[str, Any]]:
     """How latencies, throughput and the server's memory change an hour, with intervals; of short runs nothing.
+
+    What changes is more than chance, and came to more than `LEAST_CHANGE` over the run. An open loop's throughput is
+    its own.
 
     The intervals together hold 95 %: one false alarm in twenty soaks, not in twenty figures (Bonferroni).
     """
@@ -152,6 +156,8 @@ def slopes(evidence: Evidence) -> dict[str, dict[str, Any]]:
     if not records or records[-1].sent_s - records[0].sent_s < SHORTEST_S:
         return {}
     series = {**_sliced(records), **_sampled(evidence.samples)}
+    if spec.loop == "open":
+        del series["requests_per_s"]
     known = {name: points for name, points in series.items() if len(points) >= FEWEST_POINTS}
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(known))
     found = {}
@@ -159,7 +165,10 @@ def slopes(evidence: Evidence) -> dict[str, dict[str, Any]]:
         step = max(1, len(points) // (4 * SLICES))  # the slope looks at all pairs
         times, values = zip(*points[::step], strict=True)
         rise = slope([at / 3600 for at in times], values, confidence=confidence)
-        found[name] = {"median": float(np.median(values)), **rise.as_json()}
+        median, hours = float(np.median(values)), (times[-1] - times[0]) / 3600
+        beyond_chance = rise.low > 0 or rise.high < 0
+        changes = beyond_chance and abs(rise.value) * hours > LEAST_CHANGE * abs(median)
+        found[name] = {"median": median, **rise.as_json(), "changes": changes}
     return found
 
 

@@ -165,8 +165,7 @@ def slopes(an_hour: Mapping[str, Mapping[str, float]]) -> Rows:
         what, _, of = name.partition(" ")
         title, scale = _SLOPES[what]
         numbers = [f"{one[key] / scale:.2f}" for key in ("median", "value", "low", "high")]
-        changes = one["low"] > 0 or one["high"] < 0
-        rows.append((f"{title}, {of}" if of else title, *numbers, "yes" if changes else "no"))
+        rows.append((f"{title}, {of}" if of else title, *numbers, "yes" if one["changes"] else "no"))
     return Rows(
         "change an hour; the intervals of all hold 95 %", ("", "median", "an hour", "low", "high", "changes"), rows
     )

@@ -36,15 +36,20 @@ def soak(seconds: float = SECONDS) -> dict[str, Any]:
             "kv_free_block_count": 1000 - 2 * second - used,
             "open_stream_count": used,
         }
-        memory = {"engine": (1 << 29) + LEAK_BYTES * second + noise, "stream": (1 << 27) + noise}
+        # The tokenizer grows, too, beyond chance, but by a thousandth.
+        memory = {
+            "engine": (1 << 29) + LEAK_BYTES * second + noise,
+            "stream": (1 << 27) + noise,
+            "tokenizer": (1 << 27) + 300 * second,
+        }
         samples.append({"at_s": float(second), "engine": engine, "rss_bytes": memory})
     return analysis.report(
         LoadSpec("open", (Leg(2.0, seconds),), prompt="8", output="8"), Evidence(records, [runs.IDLE], samples), Slo()
     )
 
 
-def changes(an_hour: Mapping[str, Mapping[str, float]]) -> set[str]:
-    return {name for name, one in an_hour.items() if one["low"] > 0 or one["high"] < 0}
+def changes(an_hour: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {name for name, one in an_hour.items() if one["changes"]}
 
 
 def test_a_leak_is_told_and_nothing_else() -> None:
@@ -57,6 +62,7 @@ def test_a_leak_is_told_and_nothing_else() -> None:
     assert told == {
         "memory, MiB, engine": "yes",
         "memory, MiB, stream": "no",
+        "memory, MiB, tokenizer": "no",
         "open streams": "no",
         "KV blocks in use": "no",
     }
