@@ -41,7 +41,7 @@ class Limits:
 
     def values(self) -> tuple[int, ...]:
         """In the order of the fields."""
-        return tuple(getattr(self, f.name) for f in fields(self))
+        return (self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests, self.tokens_per_day)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Keeps each request's account, whatever becomes of Redis or of the caller. Knows no gRPC.
 
 A decision takes at most `decision_s`. If Redis does not answer by then, this gateway decides alone, by a share of the
-limits, and asks Redis again a second later. Calls to Redis are tasks of their own: a caller that leaves cuts none
-in two. Settling happens in the background and is repeated until Redis has taken it; once, because it is idempotent.
+limits, and asks Redis again a second later. What is asked of Redis is sent whole: a caller that leaves cuts nothing in
+two, and its lease is settled as any other.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.errors import HeadraceError
 from services.common import metric_names
@@ -21,13 +19,13 @@ from services.common.logs import Log
 from services.common.metrics import Metrics
 from services.common.shared import SharedStateLost
 from services.gateway.identity import Identity
-from services.gateway.quota import Charge, MemoryQuotas, Quotas, Refusal, Usage
-from services.gateway.redis_quota import RedisQuotas
+from services.gateway.quota import Charge, MemoryQuotas, Refusal, Usage
+from services.gateway.redis_quota import Answer, RedisQuotas, refusal_of
+from services.gateway.settlements import Settlements
 
 LATE_S = 0.005  # a timer that is later than this says that the event loop was busy
 PATIENCE_S = 1.0
 RETRY_S = 1.0
-MAX_UNSETTLED = 100_000
 NO_FAULT_OF_THEIRS = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "SLOW_CONSUMER"})
 
 
@@ -66,12 +64,10 @@ class Meter:
         self._metrics, self._log = metrics, log
         self._decision_s, self._renew_s = decision_s, renew_s
         self._open: dict[str, _Lease] = {}
-        self._unsettled: deque[tuple[Charge, Usage | None]] = deque()
-        self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._settlements = Settlements(shared, self._reached, self._unreachable) if shared is not None else None
         self._ask_at = self._answered_at = 0.0
+        self._away = asyncio.Event()
         self.reachable = True
-        self.lost_count = 0
 
     @contextlib.asynccontextmanager
     async def hold(self, identity: Identity, usage: Usage, token_count: int) -> AsyncIterator[Usage]:
@@ -84,7 +80,11 @@ class Meter:
             yield usage
             return
         lease = _Lease(Charge(usage.request_id, identity.key_id, identity.limits, token_count), usage)
-        refusal = await self._shielded(lease)
+        try:
+            refusal = await self._decide(lease)
+        except asyncio.CancelledError:
+            await self._settle(lease, None)
+            raise
         if refusal is not None:
             self._metrics.add(metric_names.QUOTA_REFUSED, 1, identity.tenant, refusal.limit)
             raise refusal.error()
@@ -99,88 +99,66 @@ class Meter:
         finally:
             del self._open[usage.request_id]
             usage.ended_at = time.time()
-            self._settle(lease, usage)
-
-    async def _shielded(self, lease: _Lease) -> Refusal | None:
-        deciding = self._spawn(self._decide(lease))
-        try:
-            return await asyncio.shield(deciding)
-        except asyncio.CancelledError:
-            deciding.add_done_callback(lambda _: self._settle(lease, None))
-            raise
+            await self._settle(lease, usage)
 
     async def _decide(self, lease: _Lease) -> Refusal | None:
         if self._shared is not None and time.monotonic() >= self._ask_at:
-            asked = self._spawn(self._shared.reserve(lease.charge, lease.usage))
+            asked = self._shared.ask(lease.charge, lease.usage)
             if not self.reachable:
                 self._ask_at = time.monotonic() + RETRY_S  # one asks, the others do not wait for it
             try:
-                refusal = await self._in_time(asked)
+                answer = await self._in_time(asked)
             except (SharedStateLost, TimeoutError) as error:
                 self._unreachable(str(error) or type(error).__name__)
             else:
                 self._reached()
-                return refusal
+                return refusal_of(lease.charge, answer)
         share = self._share if self._shared is not None else 1.0
         lease.local = replace(lease.charge, limits=lease.charge.limits.scaled(share))
         refusal = await self._local.reserve(lease.local)
-        if refusal is not None and self._shared is not None:
-            self._queue(lease.charge, None)  # a late answer of Redis may still have granted it
+        if refusal is not None and self._settlements is not None:
+            self._settlements.add(lease.charge, None)  # a late answer of Redis may still have granted it
         return refusal
 
-    async def _in_time(self, asked: asyncio.Task[Refusal | None]) -> Refusal | None:
+    async def _in_time(self, asked: asyncio.Future[Answer]) -> Answer:
         """Redis' answer. While it answers others it is this process that is slow, and waiting is right."""
-        give_up_at = time.monotonic() + PATIENCE_S
-        while True:
-            began = time.monotonic()
-            done, _ = await asyncio.wait({asked}, timeout=self._decision_s)
-            if done:
-                return asked.result()
+        loop, give_up_at = asyncio.get_running_loop(), time.monotonic() + PATIENCE_S
+        timer: asyncio.TimerHandle
+
+        def look(began: float) -> None:
+            nonlocal timer
             now = time.monotonic()
             late = now - began > self._decision_s + LATE_S or now - self._answered_at < self._decision_s
-            if not self.reachable or not late or now > give_up_at:
-                raise TimeoutError
+            if self.reachable and late and now < give_up_at:
+                timer = loop.call_later(self._decision_s, look, now)
+            elif not asked.done():
+                asked.set_exception(TimeoutError())
 
-    def _settle(self, lease: _Lease, usage: Usage | None) -> None:
+        timer = loop.call_later(self._decision_s, look, time.monotonic())
+        try:
+            return await asked
+        finally:
+            timer.cancel()
+
+    async def _settle(self, lease: _Lease, usage: Usage | None) -> None:
+        """Never suspends, so that it is done whoever was cancelled."""
         if lease.local is not None:
-            self._spawn(self._local.settle(lease.local, usage))
-        if self._shared is not None:
-            self._queue(lease.charge, usage)
-
-    def _queue(self, charge: Charge, usage: Usage | None) -> None:
-        if len(self._unsettled) >= MAX_UNSETTLED:
-            self._unsettled.popleft()
-            self.lost_count += 1
-        self._unsettled.append((charge, usage))
-        self._wake.set()
+            await self._local.settle(lease.local, usage)
+        if self._settlements is not None:
+            self._settlements.add(lease.charge, usage)
 
     async def run(self) -> None:
-        """Settles, renews and sweeps, for ever."""
+        """Renews, sweeps and heals, for ever."""
         if self._shared is None:
             return
+        self._metrics.set(metric_names.SHARED_STATE_REACHABLE, 1)
         try:
-            await self._shared.warm_up()
+            await self._shared.ping()
         except SharedStateLost as error:
             self._unreachable(str(error))
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._settle_for_ever(self._shared))
             group.create_task(self._renew_for_ever(self._shared))
-
-    async def _settle_for_ever(self, shared: Quotas) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._unsettled:
-                began = time.monotonic()
-                try:
-                    await shared.settle(*self._unsettled[0])
-                except SharedStateLost as error:
-                    self._unreachable(str(error))
-                    await asyncio.sleep(RETRY_S)
-                else:
-                    self._unsettled.popleft()
-                    if time.monotonic() - began < self._decision_s:
-                        self._reached()
+            group.create_task(self._heal_for_ever(self._shared))
 
     async def _renew_for_ever(self, shared: RedisQuotas) -> None:
         while True:
@@ -192,40 +170,43 @@ class Meter:
             except SharedStateLost as error:
                 self._unreachable(str(error))
 
+    async def _heal_for_ever(self, shared: RedisQuotas) -> None:
+        """Asks Redis again while it is away, so that it is found without a request too."""
+        while True:
+            await self._away.wait()
+            await asyncio.sleep(RETRY_S)
+            began = time.monotonic()
+            with contextlib.suppress(SharedStateLost):
+                await shared.ping()
+                self._reached(time.monotonic() - began)
+
     def _unreachable(self, why: str) -> None:
         self._ask_at = time.monotonic() + RETRY_S
         if self.reachable:
             self._log.warning("shared state does not answer; this gateway decides alone", reason=why, share=self._share)
-        self.reachable = False
-        self._metrics.set(metric_names.SHARED_STATE_REACHABLE, 0)
+            self.reachable = False
+            self._away.set()
+            self._metrics.set(metric_names.SHARED_STATE_REACHABLE, 0)
 
-    def _reached(self) -> None:
+    def _reached(self, took_s: float = 0.0) -> None:
+        """Redis has answered; in time, if it is to be asked again."""
+        if took_s >= self._decision_s:
+            return
         self._answered_at = time.monotonic()
         if not self.reachable:
-            self._log.info("shared state answers again", unsettled=len(self._unsettled))
-        self.reachable = True
-        self._metrics.set(metric_names.SHARED_STATE_REACHABLE, 1)
+            self._log.info("shared state answers again", unsettled=self.unsettled_count)
+            self.reachable = True
+            self._away.clear()
+            self._metrics.set(metric_names.SHARED_STATE_REACHABLE, 1)
+
+    @property
+    def unsettled_count(self) -> int:
+        """Endings that Redis has not taken yet."""
+        return len(self._settlements) if self._settlements is not None else 0
 
     async def close(self, timeout_s: float = 0.5) -> None:
         """Settles what is left, as far as Redis takes it in time."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s / 2)
-        if self._shared is not None:
-            with contextlib.suppress(SharedStateLost, TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    while self._unsettled:
-                        await self._shared.settle(*self._unsettled[0])
-                        self._unsettled.popleft()
+        if self._shared is not None and self._settlements is not None:
+            await self._settlements.drain(timeout_s)
             await self._shared.close()
         await self._local.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # heard by whoever still waits; a late one is nobody's

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
@@ -77,9 +77,10 @@ class Usage:
 
     def line(self) -> str:
         """As JSON."""
-        return json.dumps(self.as_dict(), separators=(",", ":"))
+        return as_json(self.as_dict())
 
 
+as_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder each time
 USAGE_FIELDS = tuple(one.name for one in fields(Usage))
 
 
@@ -121,7 +122,7 @@ class Quotas(Protocol):
     async def renew(self, charge: Charge, usage: Usage) -> None:
         """The request is still running, and has used so much."""
 
-    async def settle(self, charge: Charge, usage: Usage | None) -> None:
+    def settle(self, charge: Charge, usage: Usage | None) -> Awaitable[None]:
         """Ends the lease: charges what was used and writes it down, once. None: nothing was begun, nothing is owed."""
 
     async def close(self) -> None:

@@ -9,16 +9,17 @@ shortens: it belongs to whoever makes bills of it. Needs one Redis, not a cluste
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
-from services.common.shared import connect, reached
-from services.gateway.quota import LIMIT_NAMES, Charge, Refusal, Usage
+from services.common.resp import Word
+from services.common.shared_connection import Script, SharedConnection
+from services.gateway.quota import LIMIT_NAMES, Charge, Refusal, Usage, as_json
 
 USAGE_KEY = "headrace:usage"
 ACTIVE_KEY = "headrace:quota:active"  # keys that may have leases
 CALL_TIMEOUT_S = 1.0  # of what runs in the background; who waits for a decision waits less, see `meter`
-CONNECTIONS = 8
+
+Answer = int | list[int]  # of a reservation: 0, granted; else the number of the limit, and ms to wait, -1: for ever
 
 # KEYS: the key's name, the usage stream, the set of active keys. A lease holds limits, reserved tokens, day and usage.
 _COMMON = """
@@ -80,14 +81,14 @@ local function sweep()
   if redis.call('ZCARD', base .. ':leases') == 0 then redis.call('SREM', active, base) end
 end
 """
-_RESERVE = (
+_RESERVE = Script(
     _COMMON
     + """
 local id, lease_s, tokens, usage = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local rpm, tpm, most, tpd = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 sweep()
-if redis.call('ZSCORE', base .. ':leases', id) then return {0, 0} end
-if redis.call('EXISTS', 'headrace:settled:' .. id) == 1 then return {0, 0} end -- a late call: it has ended
+if redis.call('ZSCORE', base .. ':leases', id) then return 0 end
+if redis.call('EXISTS', 'headrace:settled:' .. id) == 1 then return 0 end -- a late call: it has ended
 local day = string.format('%d', math.floor(now / 86400))
 local requests, left = level_of('requests', rpm), level_of('tokens', tpm)
 if rpm > 0 and requests < 1 - 1e-6 then return {1, math.ceil((1 - requests) * 60000 / rpm)} end
@@ -106,10 +107,10 @@ redis.call('ZADD', base .. ':leases', now + lease_s, id)
 redis.call('HSET', base .. ':data', id, cjson.encode(lease))
 redis.call('SADD', active, base)
 keep()
-return {0, 0}
+return 0
 """
 )
-_RENEW = (
+_RENEW = Script(
     _COMMON
     + """
 local id, raw = ARGV[1], redis.call('HGET', base .. ':data', ARGV[1])
@@ -122,7 +123,7 @@ keep()
 return 1
 """
 )
-_SETTLE = (
+_SETTLE = Script(
     _COMMON
     + """
 local id, reserved, used, usage = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
@@ -140,7 +141,7 @@ redis.call('SET', 'headrace:settled:' .. id, '1', 'EX', 86400)
 return 1
 """
 )
-_SWEEP = _COMMON + "sweep()\nreturn 1\n"
+_SWEEP = Script(_COMMON + "sweep()\nreturn 1\n")
 
 
 class RedisQuotas:
@@ -154,56 +155,52 @@ class RedisQuotas:
 
     def __init__(self, url: str, lease_s: float = 30.0, timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._lease_s = lease_s
-        self._redis = connect(url, timeout_s, retries=0, connections=CONNECTIONS)
-        self._reserve = self._redis.register_script(_RESERVE)
-        self._renew = self._redis.register_script(_RENEW)
-        self._settle = self._redis.register_script(_SETTLE)
-        self._sweep = self._redis.register_script(_SWEEP)
+        self._redis = SharedConnection(url, timeout_s)
+
+    def ask(self, charge: Charge, usage: Usage) -> asyncio.Future[Answer]:
+        """Asks for a lease; what comes back is for `refusal_of`."""
+        held = (charge.lease_id, self._lease_s, charge.token_count, _lost(usage))
+        return self._run(_RESERVE, charge.key_id, *held, *charge.limits.values())
 
     async def reserve(self, charge: Charge, usage: Usage | None = None) -> Refusal | None:
         """Takes a lease."""
-        holder = usage or Usage(charge.lease_id, "", charge.key_id, "")
-        arguments: list[Any] = [
-            charge.lease_id,
-            self._lease_s,
-            charge.token_count,
-            _lost(holder),
-            *charge.limits.values(),
-        ]
-        number, wait_ms = await reached(self._reserve(keys=_keys(charge.key_id), args=arguments))
-        if not number:
-            return None
-        value, wait_s = charge.limits.values()[number - 1], wait_ms / 1000 if wait_ms >= 0 else None
-        return Refusal(LIMIT_NAMES[number - 1], value, charge.token_count, wait_s)
+        return refusal_of(charge, await self.ask(charge, usage or Usage(charge.lease_id, "", charge.key_id, "")))
 
     async def renew(self, charge: Charge, usage: Usage) -> None:
         """Keeps a lease."""
-        arguments: list[Any] = [charge.lease_id, self._lease_s, _lost(usage)]
-        await reached(self._renew(keys=_keys(charge.key_id), args=arguments))
+        await self._run(_RENEW, charge.key_id, charge.lease_id, self._lease_s, _lost(usage))
 
-    async def settle(self, charge: Charge, usage: Usage | None) -> None:
+    def settle(self, charge: Charge, usage: Usage | None) -> asyncio.Future[None]:
         """Ends a lease."""
         used, line = (usage.token_count, usage.line()) if usage is not None else (0, "")
-        arguments: list[Any] = [charge.lease_id, charge.token_count, used, line, *charge.limits.values()]
-        await reached(self._settle(keys=_keys(charge.key_id), args=arguments))
+        ended = (charge.lease_id, charge.token_count, used, line)
+        return self._run(_SETTLE, charge.key_id, *ended, *charge.limits.values())
 
-    async def warm_up(self) -> None:
-        """Opens every connection, so that the first decision need not."""
-        await asyncio.gather(*(self.sweep() for _ in range(CONNECTIONS)))
+    async def ping(self) -> None:
+        """Connects, if need be, and has an answer."""
+        await self._redis.ask("EXISTS", ACTIVE_KEY)
 
     async def sweep(self) -> None:
         """Settles the leases of gateways that died."""
-        for base in await reached(self._redis.smembers(ACTIVE_KEY)):
-            await reached(self._sweep(keys=[base, USAGE_KEY, ACTIVE_KEY]))
+        for base in await self._redis.ask("SMEMBERS", ACTIVE_KEY):
+            await self._redis.run(_SWEEP, (base, USAGE_KEY, ACTIVE_KEY))
 
     async def close(self) -> None:
-        """Closes the connections."""
-        await self._redis.aclose(close_connection_pool=True)
+        """Drops the connection."""
+        await self._redis.close()
+
+    def _run(self, script: Script, key_id: str, *arguments: Word) -> asyncio.Future[Any]:
+        return self._redis.run(script, (f"headrace:quota:{key_id}", USAGE_KEY, ACTIVE_KEY), arguments)
 
 
-def _keys(key_id: str) -> list[str]:
-    return [f"headrace:quota:{key_id}", USAGE_KEY, ACTIVE_KEY]
+def refusal_of(charge: Charge, answer: Answer) -> Refusal | None:
+    """What the script has decided."""
+    if isinstance(answer, int):
+        return None
+    number, wait_ms = answer
+    value, wait_s = charge.limits.values()[number - 1], wait_ms / 1000 if wait_ms >= 0 else None
+    return Refusal(LIMIT_NAMES[number - 1], value, charge.token_count, wait_s)
 
 
 def _lost(usage: Usage) -> str:
-    return json.dumps({**usage.as_dict(), "outcome": "lost"})
+    return as_json({**usage.as_dict(), "outcome": "lost"})

@@ -16,7 +16,7 @@ from headrace import errors
 from services.common.metrics import Metrics
 from services.gateway.identity import Identity, Limits
 from services.gateway.meter import Meter
-from services.gateway.quota import MemoryQuotas, Usage
+from services.gateway.quota import Charge, MemoryQuotas, Usage
 from services.gateway.redis_quota import RedisQuotas
 
 LOG = structlog.stdlib.get_logger()
@@ -84,10 +84,21 @@ async def test_redis_gone(own_redis_server, trouble):
             own_redis_server.start()
         else:
             own_redis_server.process.send_signal(signal.SIGCONT)
-        await until(lambda: made.reachable and not made._unsettled, "healed")
+        await until(lambda: made.reachable and not made.unsettled_count, "healed")
         ids = [record["request_id"] for record in written(own_redis_server)]
         assert len(ids) == len(set(ids)) == (5 if trouble == "stopped" else 8)
         assert all(own_redis_server.client.ttl(key) > 0 for key in own_redis_server.client.keys("headrace:quota:*:*"))
+
+
+async def test_redis_is_found_again_without_a_request(own_redis_server):
+    """Also with nothing to settle."""
+    async with meter(own_redis_server.url) as made:
+        own_redis_server.stop()
+        await admitted(made, 1, "alone")
+        assert not made.reachable
+        made._settlements._waiting.clear()
+        own_redis_server.start()
+        await until(lambda: made.reachable, "healed")
 
 
 class SlowNetwork:
@@ -147,7 +158,7 @@ async def test_callers_that_leave_leave_nothing(redis_server, delay_s):
             await asyncio.sleep(0.001)
         await asyncio.gather(*tasks, return_exceptions=True)
         network.delay_s = 0.0
-        await until(lambda: not made._unsettled and not made._tasks, "settled", 30)
+        await until(lambda: not made.unsettled_count, "settled", 30)
     await network.close()
     base = f"headrace:quota:{IDENTITY_WIDE.key_id}"
     assert redis_server.client.zcard(f"{base}:leases") == 0
@@ -156,6 +167,24 @@ async def test_callers_that_leave_leave_nothing(redis_server, delay_s):
     spent = sum(int(redis_server.client.get(key)) for key in redis_server.client.keys(f"{base}:day:*"))
     assert spent == sum(record["prompt_tokens"] + record["completion_tokens"] for record in records)
     assert len({record["request_id"] for record in records}) == len(records)
+
+
+async def test_settling_keeps_up_behind_a_slow_network(redis_server):
+    """300 endings, each of whose answers takes a fifth of a second, are settled in a few of those, not in 300."""
+    redis_server.client.flushall()
+    network = SlowNetwork(redis_server.port)
+    async with meter(await network.open()) as made:
+        assert (await admitted(made, 1, "first"))[0] == 1
+        network.delay_s = 0.1
+        for number in range(300):
+            made._settlements.add(
+                Charge(f"s{number}", IDENTITY_WIDE.key_id, IDENTITY_WIDE.limits, 10), usage(f"s{number}")
+            )
+        began = time.monotonic()
+        await until(lambda: not made.unsettled_count, "settled")
+        assert time.monotonic() - began < 2
+    await network.close()
+    assert len(written(redis_server)) == 301
 
 
 async def test_a_refusal_says_which_limit_and_when(redis_server):
