@@ -18,6 +18,7 @@ from headrace.cli import (
     bench_gaps,
     bench_hops,
     bench_run,
+    bench_steps,
     bench_sweep,
     bench_versus,
     output,
@@ -64,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
     offline.set_defaults(run=run)
     bench_hops.add_parser(kinds)
     bench_gaps.add_parser(kinds)
+    bench_steps.add_parser(kinds)
     bench_accuracy.add_parser(kinds)
     bench_run.add_parser(kinds)
     bench_sweep.add_parser(kinds)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headrace import errors
-from headrace.bench import gaps, results, through, workloads
+from headrace.bench import gaps, results, steps, through, workloads
 from headrace.bench.in_process import EngineBench
 from headrace.bench.workloads import Item
-from headrace.cli import bench_gaps
+from headrace.cli import bench_gaps, bench_steps
 from tests.headrace.scripted_gateway import ScriptedGateway, serving
 
 W1_SHA256 = "1713c6a05263b0528645cad6c2f3bae1a56655048414fa34552d48f9c8f0bbd7"
@@ -119,6 +119,23 @@ def test_gaps(default_model_dir: Path) -> None:
     assert (stats.running_count, stats.kv_block_free + stats.kv_block_cached) == (0, 64)
     drawn = bench_gaps.table({"streams": 2, "prompt_tokens": 100, "profiles": {"interactive": [measured]}})
     assert drawn.row_count == 1
+
+
+def test_steps(default_model_dir: Path) -> None:
+    """Each way of sampling: the parts are inside the step, the model's most of all; the engine is left idle."""
+    variables = {"HEADRACE_ENGINE_KV_BLOCKS": "64", "HEADRACE_ENGINE_MAX_MODEL_LEN": "256"}
+    bench = EngineBench({**variables, **gaps.ONE_TOKEN_A_STEP})
+    clock = steps.StepClock(bench)
+    lines = []
+    for way in steps.SAMPLINGS:
+        measured = clock.measure(2, way, 3)
+        assert len(measured) == 3
+        assert all(sampler > 0 and sampler + model < step for step, model, sampler in measured)
+        lines.append(steps.summary(2, way, measured))
+        assert 0 < lines[-1]["sampler_ms"]["p50"] < lines[-1]["host_ms"]["p50"] < lines[-1]["step_ms"]["p50"]
+    stats = bench.engine.stats()
+    assert (stats.running_count, stats.kv_block_free + stats.kv_block_cached) == (0, 64)
+    assert bench_steps.table({"steps": lines}).row_count == len(steps.SAMPLINGS)
 
 
 def test_bad_engine_setting() -> None:

@@ -68,7 +68,8 @@ def test_bad_usage_is_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "argv", ["", "up", "ask", "stats", "trace", "model import", "bench offline", "bench hops", "bench accuracy"]
+    "argv",
+    ["", "up", "ask", "stats", "trace", "model import", "bench offline", "bench hops", "bench steps", "bench accuracy"],
 )
 def test_help(argv: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every subcommand explains itself and its exit codes."""
