@@ -91,9 +91,8 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
     offsets = np.arange(owner.size, dtype=np.int32) - query_starts[owner]
     positions = starts[owner] + offsets
     blocks = block_tables[owner, positions // block_size]
-    fed = [
-        (row, s.fed_from) for row, s in zip(query_starts.tolist(), sequences, strict=False) if s.fed_from is not None
-    ]
+    firsts = query_starts.tolist()
+    fed = [(row, s.fed_from) for row, s in zip(firsts, sequences, strict=False) if s.fed_from is not None]
     fed_rows, fed_from = np.array(fed, dtype=np.int32).reshape(-1, 2).T
     wanted = np.fromiter((s.logit_count for s in sequences), dtype=np.int32, count=len(sequences))
     return StepPlan(
@@ -106,12 +105,9 @@ def build_plan(sequences: list[PlannedSequence], block_size: int) -> StepPlan:
         block_tables=block_tables,
         decode_count=int((lengths == 1).sum()),
         logit_rows=_last_rows(query_starts[1:], wanted),
-        prompt_rows=np.concatenate(
-            [
-                start + np.arange(s.prompt_rows.start, s.prompt_rows.stop, dtype=np.int32)
-                for s, start in zip(sequences, query_starts, strict=False)
-            ]
-        ).astype(np.int32),
+        prompt_rows=np.array(
+            [start + row for s, start in zip(sequences, firsts, strict=False) for row in s.prompt_rows], dtype=np.int32
+        ),
         fed_rows=fed_rows,
         fed_from=fed_from,
     )

@@ -308,9 +308,9 @@ class Request:
         """
         self.request_id = request_id
         self.tokens = IntBuffer(prompt_ids)
-        self.prompt_count = len(self.tokens)
+        self.prompt_count = self.tokens.size
         self.tokens.extend(np.asarray(generated_ids, dtype=np.int32))
-        self.resumed_count = len(self.tokens) - self.prompt_count
+        self.resumed_count = self.tokens.size - self.prompt_count
         self.max_tokens = max_tokens
         self.sampling = sampling if sampling is not None else SamplingParams()
         self.seed = self.sampling.seed if self.sampling.seed is not None else secrets.randbits(63)
@@ -344,12 +344,12 @@ class Request:
     @property
     def token_count(self) -> int:
         """Known tokens: prompt and output."""
-        return len(self.tokens)
+        return self.tokens.size
 
     @property
     def output_count(self) -> int:
         """Tokens generated so far."""
-        return len(self.tokens) - self.prompt_count
+        return self.tokens.size - self.prompt_count
 
     @property
     def planned_count(self) -> int:
@@ -359,7 +359,7 @@ class Request:
     @property
     def pending_count(self) -> int:
         """Known and promised tokens that are neither computed nor in flight."""
-        return len(self.tokens) + self.promised_count - self.planned_count
+        return self.tokens.size + self.promised_count - self.computed_count - self.in_flight_count
 
     @property
     def uncached_count(self) -> int:
@@ -370,7 +370,7 @@ class Request:
     def most_new_tokens(self) -> int:
         """Tokens that it may still be given beside those promised, by its length and by its reader."""
         allowed = self.credit_limit if self.max_tokens is None else min(self.max_tokens, self.credit_limit)
-        return allowed - self.output_count - self.promised_count
+        return allowed + self.prompt_count - self.tokens.size - self.promised_count
 
     @property
     def reusable_count(self) -> int:
@@ -393,4 +393,4 @@ class Request:
     @property
     def paused(self) -> bool:
         """True while the reader allows no further token."""
-        return self.output_count >= self.credit_limit
+        return self.tokens.size - self.prompt_count >= self.credit_limit

@@ -130,13 +130,14 @@ class Scheduler:
         self.counters.step_count += 1
         self.counters.prefilled_token_count += step.prefill_token_count
         self.counters.drafted_token_count += step.draft_token_count
+        stalled_ns = step_ns * step.prefill_token_count // step.plan.token_count
         for request, count, draft, decoding in zip(step.requests, step.counts, step.drafts, step.decoding, strict=True):
             request.in_flight_count -= count
             clock = request.clock
             clock.step_count += 1
             clock.drafted_token_count += draft.size
             if decoding:
-                clock.stalled_ns += step_ns * step.prefill_token_count // step.plan.token_count
+                clock.stalled_ns += stalled_ns
             else:
                 clock.prefill_chunk_count += 1
             if request.request_id in result.failed and request.status is not RequestStatus.FINISHED:

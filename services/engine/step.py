@@ -39,7 +39,7 @@ class LogitRow:
     def valid(self) -> bool:
         """True when the request knows exactly these tokens by now: every guess among them was right."""
         known = self.request.tokens
-        return len(known) == self.token_count and (not self.guesses.size or known[-1] == self.guesses[-1])
+        return known.size == self.token_count and (not self.guesses.size or known[-1] == self.guesses[-1])
 
     @property
     def shaped(self) -> bool:
@@ -79,22 +79,13 @@ class ScheduledStep:
     in the order of those rows."""
     decoding: list[bool]
     """[S] whether the request had caught up but for its last token."""
+    decode_token_count: int
+    """Tokens of such requests."""
+    draft_token_count: int
+    """Guessed tokens."""
+    prefill_token_count: int
+    """Tokens of prompts and recomputation."""
     started_ns: int
-
-    @property
-    def decode_token_count(self) -> int:
-        """Tokens of requests that had caught up but for their last token."""
-        return sum(self.decoding)
-
-    @property
-    def draft_token_count(self) -> int:
-        """Guessed tokens."""
-        return sum(draft.size for draft in self.drafts)
-
-    @property
-    def prefill_token_count(self) -> int:
-        """Tokens of prompts and recomputation."""
-        return self.plan.token_count - self.decode_token_count - self.draft_token_count
 
     @property
     def foreseeable(self) -> bool:
@@ -203,14 +194,21 @@ class _Part:
 
 
 def _written(parts: list[_Part], block_size: int, now: int) -> ScheduledStep:
-    explained = [(part.request, len(part.explained_rows)) for part in parts]
+    planned = [part.planned for part in parts]
+    plan = build_plan(planned, block_size)
+    decode_count, draft_count = sum(part.decoding for part in parts), sum(part.draft.size for part in parts)
     return ScheduledStep(
-        plan=build_plan([part.planned for part in parts], block_size),
+        plan=plan,
         requests=[part.request for part in parts],
         counts=[part.count for part in parts],
         drafts=[part.draft for part in parts],
         sampled=[row for part in parts for row in part.rows],
-        explained=[(request, count) for request, count in explained if count],
+        explained=[
+            (part.request, len(one.prompt_rows)) for part, one in zip(parts, planned, strict=True) if one.prompt_rows
+        ],
         decoding=[part.decoding for part in parts],
+        decode_token_count=decode_count,
+        draft_token_count=draft_count,
+        prefill_token_count=plan.token_count - decode_count - draft_count,
         started_ns=now,
     )
