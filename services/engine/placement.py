@@ -39,7 +39,7 @@ class Placement:
         if kernels == "triton" and (reason := triton.unusable(device)) is not None:
             raise ValueError(f"kernels is 'triton'; {reason}")
         dtype = _dtype(config, model.dtype, device)
-        return cls(device, kernels, dtype, _kv_dtype(config, model, kernels) or dtype)
+        return cls(device, kernels, dtype, _kv_dtype(config, model) or dtype)
 
 
 def _device(config: EngineConfig, rank: int) -> torch.device:
@@ -56,12 +56,10 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def _kv_dtype(config: EngineConfig, model: ModelConfig, kernels: str) -> torch.dtype | None:
+def _kv_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype | None:
     """Of the pool, where it is not that of all else."""
     if config.kv_cache_dtype == "auto":
         return None
-    if kernels == "triton":
-        raise ValueError(f"kv_cache_dtype is {config.kv_cache_dtype!r} with kernels 'triton'; it needs auto there")
     if model.head_dim % 4:
         raise ValueError(
             f"kv_cache_dtype is {config.kv_cache_dtype!r}; it needs a head_dim in fours, and the model's is "

@@ -115,6 +115,7 @@ class Check:
     def run(self, large: dict[str, Any], small: dict[str, Any]) -> None:
         """Everything, what matters most first."""
         self.part("parity", lambda: self.parity("ids in float32", parity.check_ids(self._folder, self.device)))
+        self.part("int8", lambda: self.parity("int8 keys and values", parity.check_bytes(self._folder, self.device)))
         self.part("device", self._device)
         models = {}
         for name, config in (("8B", large), ("0.6B", small)):

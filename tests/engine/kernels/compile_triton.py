@@ -14,10 +14,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from services.engine.kernels.kv_int8 import row_width
 from services.engine.kernels.triton import attention, draw, rows
 
 _TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32"}
-_TYPES[torch.int64] = "*i64"
+_TYPES |= {torch.int64: "*i64", torch.int8: "*i8"}
 
 
 def _type(value: Any) -> str:
@@ -57,17 +58,23 @@ class Compiler:
 
 def compile_all(dtype: torch.dtype) -> None:
     """Launch everything once, on tensors of a Llama-3-8B's shapes."""
+    for kv_dtype in (dtype, torch.int8):
+        compile_over(kv_dtype, dtype)
+    rows.rms_norm(torch.zeros(4, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), 1e-5)
+    rows.silu_mul(torch.zeros(4, 2 * 14336, dtype=dtype))
+
+
+def compile_over(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """Launch what reads or writes a pool of this dtype."""
     heads, kv_heads, dim = 32, 8, 128
     qkv = torch.zeros(4, heads + 2 * kv_heads, dim, dtype=dtype)
-    pool = torch.zeros(2, 16, 2, kv_heads, dim, dtype=dtype)
+    pool = torch.zeros(2, 16, 2, kv_heads, row_width(dim, kv_dtype), dtype=kv_dtype)
     places = [torch.zeros(shape, dtype=torch.int32) for shape in ((4, 2), (5,), (4,), (4, 2))]
     out = torch.empty(4, heads * dim, dtype=dtype)
     attention.attend(qkv[:, :heads], pool, out, *places, rows=attention.decode_rows(4), splits=16)
     attention.attend(qkv[:, :heads], pool, out, *places, rows=attention.chunk_rows(4), splits=1)
     turn = torch.zeros(4, 1, dim, dtype=dtype)
     rows.rotate_and_store(qkv, turn, turn, pool, torch.zeros(4, dtype=torch.int64))
-    rows.rms_norm(torch.zeros(4, 4096, dtype=dtype), torch.zeros(4096, dtype=dtype), 1e-5)
-    rows.silu_mul(torch.zeros(4, 2 * 14336, dtype=dtype))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from services.engine.kernels import ReferenceKernels
+from services.engine.kernels.kv_int8 import from_rows, row_width
 from services.engine.kernels.triton import unusable
 from services.engine.randomness import gumbel, row_key
 from tests.engine.kernels.plans import make_plan, written_pool
@@ -57,6 +58,48 @@ def test_attention_equals_the_reference(
     found = fast.attention(qkv.to(DEVICE)[:, :heads], kv.to(DEVICE), fast.prepare(plan, dtype))
     expected = plain.attention(qkv[:, :heads], kv, plain.prepare(plan, dtype))
     torch.testing.assert_close(found.cpu(), expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block_size", "dtype"),
+    [(6, 2, 20, 8, torch.float32), (4, 1, 64, 16, torch.bfloat16)],
+    ids=str,
+)
+def test_attention_over_bytes_is_that_over_their_numbers(
+    heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    """Split contexts and chunks over a pool of int8; slots that nobody wrote have NaN for a scale."""
+    generator = torch.Generator().manual_seed(5)
+    plan, blocks = make_plan(MIXED, block_size)
+    kv = written_pool(plan, blocks, kv_heads, dim, torch.int8, generator)
+    q = torch.randn((plan.token_count, heads, dim), generator=generator).to(dtype)
+    fast, plain = TritonKernels(DEVICE, heads // kv_heads), ReferenceKernels()
+    found = fast.attention(q.to(DEVICE), kv.to(DEVICE), fast.prepare(plan, dtype))
+    expected = plain.attention(q, from_rows(kv, torch.float32), plain.prepare(plan, dtype))
+    torch.testing.assert_close(found.cpu(), expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_are_stored_as_the_reference_stores_them(dtype: torch.dtype) -> None:
+    """Codes and scales of turned keys and of values, zeros too; what is not finite spoils its row and no other."""
+    generator = torch.Generator().manual_seed(7)
+    dim, slots = 20, torch.tensor([9, 31, 8, 2])
+    qkv = torch.randn((4, 7, dim), generator=generator).to(dtype)
+    cos, sin = (torch.randn((4, 1, dim), generator=generator).to(dtype) for _ in range(2))
+    qkv[1, 5], qkv[2, 3, 1], qkv[2, 6, 2] = 0, float("nan"), float("nan")
+    there = qkv.to(DEVICE, copy=True)
+    pools = [torch.zeros(4, 8, 2, 2, row_width(dim, torch.int8), dtype=torch.int8, device=d) for d in ("cpu", DEVICE)]
+    ReferenceKernels().rotate_and_store(qkv, cos, sin, pools[0], slots)
+    rotated = TritonKernels(DEVICE, 3)
+    rotated.rotate_and_store(there, cos.to(DEVICE), sin.to(DEVICE), pools[1], slots.to(DEVICE))
+    wanted, found = (from_rows(pool.cpu().view(32, 4, -1), torch.float32) for pool in pools)
+    finite = torch.ones(32, 4, dtype=torch.bool)
+    finite[8, 0] = finite[8, 3] = False
+    assert wanted.isfinite().all(-1).equal(finite)
+    assert found.isfinite().all(-1).equal(finite)
+    scale = wanted[finite].abs().amax(-1, keepdim=True) / 127
+    assert ((found - wanted)[finite].abs() <= 1.01 * scale).all()  # a code may round to its neighbour
+    assert (pools[1].cpu() == pools[0]).float().mean() > 0.98
 
 
 def test_contexts_are_split_where_tokens_are_few() -> None:

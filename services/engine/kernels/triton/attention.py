@@ -3,7 +3,8 @@
 A program computes one tile of a sequence's queries for one key/value head: the query heads of that head are rows of one
 matrix, so its keys and values are read once whatever the group. Decoded tokens have tiles of one token; their contexts
 are split among programs (split-KV, as in Flash-Decoding, Dao et al., 2023), because few tokens alone do not fill a GPU.
-Softmax is kept online (Milakov and Gimelshein, 2018), in float32 and in powers of two.
+Softmax is kept online (Milakov and Gimelshein, 2018), in float32 and in powers of two. A pool of int8 is multiplied as
+codes, which any format of a product holds exactly; scores and weights take the scales.
 """
 
 import torch
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from services.engine.kernels.triton import interpreted
+from services.engine.kernels.triton.rows import scales_of
 
 LOG2_E = 1.4426950408889634
 DECODE_ROWS = 16  # the fewest rows that a matrix product of the hardware has
@@ -35,7 +37,7 @@ def attend(
 
     Args:
         q: [T, Hq, D], the last dimension dense.
-        layer_kv: [N, B, 2, Hkv, D].
+        layer_kv: [N, B, 2, Hkv, W], as in ``base``.
         out: [T, Hq * D], whose rows of these tiles are written.
         tiles: [tiles, 2] int32: the sequence, and the first of its T tokens; a tile has ``rows // group`` tokens.
         query_starts: [S + 1] int32.
@@ -44,8 +46,8 @@ def attend(
         rows: query rows a program, a power of two.
         splits: programs that share one context, a power of two; above 1, tile t is token t.
     """
-    block_size, kv_heads, dim = layer_kv.shape[1], layer_kv.shape[3], layer_kv.shape[4]
-    count, heads = tiles.shape[0], q.shape[1]
+    block_size, kv_heads = layer_kv.shape[1], layer_kv.shape[3]
+    count, heads, dim = tiles.shape[0], q.shape[1], q.shape[2]
     part = out
     extremes = out
     if splits > 1:
@@ -54,6 +56,7 @@ def attend(
     _attend[(count, kv_heads, splits)](
         q,
         layer_kv,
+        scales_of(layer_kv),
         out,
         part,
         extremes,
@@ -69,6 +72,8 @@ def attend(
         GROUP=heads // kv_heads,
         DIM=dim,
         WIDTH=triton.next_power_of_2(dim),
+        KEPT=layer_kv.shape[4],
+        CODES=layer_kv.dtype is torch.int8,
         BLOCK=block_size,
         ROWS=rows,
         TILE=_tile(dim, q.dtype),
@@ -108,6 +113,7 @@ def _tile(dim: int, dtype: torch.dtype) -> int:
 def _attend(
     q,
     kv,
+    scales,
     out,
     part,
     extremes,
@@ -123,6 +129,8 @@ def _attend(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
+    KEPT: tl.constexpr,
+    CODES: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -158,12 +166,16 @@ def _attend(
         inside = place < stop
         block = tl.load(tables + sequence.to(tl.int64) * table_stride + place // BLOCK, mask=inside, other=0)
         slot = block.to(tl.int64) * BLOCK + place % BLOCK
-        base = kv + slot * (2 * KV_HEADS * DIM) + kv_head * DIM
+        at_slot = slot * (2 * KV_HEADS) + kv_head  # of the keys; that of the values is KV_HEADS later
+        base = kv + at_slot * KEPT
         keys = tl.load(base[None, :] + dims[:, None], mask=inside[None, :] & there[:, None], other=0.0)
         values = tl.load(
-            base[:, None] + KV_HEADS * DIM + dims[None, :], mask=inside[:, None] & there[None, :], other=0.0
+            base[:, None] + KV_HEADS * KEPT + dims[None, :], mask=inside[:, None] & there[None, :], other=0.0
         )
         scores = tl.dot(queries, keys.to(PRODUCT), input_precision="ieee") * scale
+        if CODES:
+            scale_of = scales + at_slot * (KEPT // 4) + DIM // 4
+            scores *= tl.load(scale_of, mask=inside, other=0.0)[None, :]
         seen = inside[None, :] & (place[None, :] <= (token + offset)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         peak = tl.maximum(top, tl.max(scores, 1))
@@ -171,6 +183,8 @@ def _attend(
         weights = tl.exp2(scores - anchor[:, None])
         fade = tl.exp2(top - anchor)
         total = total * fade + tl.sum(weights, 1)
+        if CODES:
+            weights *= tl.load(scale_of + KV_HEADS * (KEPT // 4), mask=inside, other=0.0)[None, :]
         mixed = mixed * fade[:, None] + tl.dot(weights.to(PRODUCT), values.to(PRODUCT), input_precision="ieee")
         top = peak
 

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 
 GATE_WIDTH = 1024
+_LARGEST, _SMALLEST = tl.constexpr(127.0), tl.constexpr(1e-30)  # of ``kv_int8``
+_ROUNDER = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it has no room for fractions
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -36,7 +38,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 def rotate_and_store(
     qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer_kv: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """Rotate queries and keys of a dense [T, Hq + 2 Hkv, D] in place; store keys and values at slots [T] int64."""
+    """Rotate queries and keys of a dense [T, Hq + 2 Hkv, D] in place; store keys and values at slots [T] int64.
+
+    A pool of int8 is given codes and scales, as ``kv_int8`` makes them.
+    """
     count, heads, dim = qkv.shape
     kv_heads = layer_kv.shape[3]
     _rotate_and_store[(count, heads)](
@@ -44,12 +49,20 @@ def rotate_and_store(
         cos,
         sin,
         layer_kv,
+        scales_of(layer_kv),
         slots,
         QUERIES=heads - 2 * kv_heads,
         KV_HEADS=kv_heads,
         HALF=dim // 2,
         WIDTH=triton.next_power_of_2(dim // 2),
+        KEPT=layer_kv.shape[4],
+        CODES=layer_kv.dtype is torch.int8,
     )
+
+
+def scales_of(layer_kv: torch.Tensor) -> torch.Tensor:
+    """The memory of a pool of int8 as float32, every W / 4th of which is a scale; any other pool as it is."""
+    return layer_kv.view(torch.float32) if layer_kv.dtype is torch.int8 else layer_kv
 
 
 @triton.jit
@@ -76,16 +89,25 @@ def _silu_mul(gate_up, out, inner, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _code(value):
+    rounded = (value + _ROUNDER) - _ROUNDER  # to the nearest, of two the even one
+    return tl.where(rounded == rounded, rounded, 0.0).to(tl.int8)
+
+
+@triton.jit
 def _rotate_and_store(
     qkv,
     cos,
     sin,
     kv,
+    scales,
     slots,
     QUERIES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
+    KEPT: tl.constexpr,
+    CODES: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = tl.arange(0, WIDTH)
@@ -105,6 +127,17 @@ def _rotate_and_store(
         tl.store(at, first, mask=there)
         tl.store(at + HALF, second, mask=there)
     if head >= QUERIES:
-        stored = kv + (tl.load(slots + row) * (2 * KV_HEADS) + head - QUERIES) * (2 * HALF) + place
-        tl.store(stored, first, mask=there)
-        tl.store(stored + HALF, second, mask=there)
+        target = tl.load(slots + row) * (2 * KV_HEADS) + head - QUERIES
+        stored = kv + target * KEPT + place
+        if CODES:
+            low, high = first.to(tl.float32), second.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(low), 0), tl.max(tl.abs(high), 0))
+            broken = tl.sum((low != low).to(tl.int32) + (high != high).to(tl.int32), 0)
+            largest = tl.where(broken > 0, float("nan"), largest)
+            inverse = tl.where(largest > _SMALLEST, _LARGEST / tl.maximum(largest, _SMALLEST), 0.0)
+            tl.store(stored, _code(low * inverse), mask=there)
+            tl.store(stored + HALF, _code(high * inverse), mask=there)
+            tl.store(scales + target * (KEPT // 4) + HALF // 2, largest / _LARGEST)
+        else:
+            tl.store(stored, first, mask=there)
+            tl.store(stored + HALF, second, mask=there)
