@@ -44,7 +44,7 @@ class NullEngine:
         tokens_per_s: over all generations together.
     """
 
-    dtype = "none"
+    dtype = kv_cache_dtype = "none"
     next_deadline_ns = None
     gpus = ()
 

@@ -11,6 +11,8 @@ from headrace.bench import hops, null_engine
 from headrace.bench.results import RunFailed
 from headrace.cli import __main__ as command
 from headrace.cli import bench_hops, output, pipeline
+from headrace.v1 import generation_pb2
+from services.engine.facts import facts_of
 from services.engine.request import Request, RequestRefused
 from tests.headrace.scripted_gateway import ScriptedGateway, serving
 
@@ -65,6 +67,12 @@ def test_null_engine() -> None:
     assert ended.finish.value == "cancelled"
     with pytest.raises(RequestRefused):
         engine.add(Request(3, []))
+
+
+def test_the_null_engine_says_of_itself_what_an_engine_says() -> None:
+    """Everything that GetEngine asks an engine for."""
+    facts = facts_of(null_engine.NullEngine(tokens_per_s=1000), "null", generation_pb2.SamplingParameters())  # type: ignore[arg-type]
+    assert (facts.architecture, facts.context_length) == ("NullEngine", null_engine.CONTEXT_LENGTH)
 
 
 def test_through_the_real_processes(default_model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
