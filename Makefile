@@ -39,8 +39,8 @@ asan: setup ## the extension's tests under AddressSanitizer and UndefinedBehavio
 soak: setup ## 20,000 requests with cancels, deadlines and pauses: nothing leaks, nothing hangs (up to 30 minutes)
 	@$(PY) -m tests.soak
 
-gpu-check: ## parity and figures on a GPU, within 6 minutes; with GPU_PY=python3 on that Python's own torch
-	@$(GPU_PY) -m tests.gpu
+gpu-check: ## parity and figures on a GPU, within 6 minutes, also in gpu-check.json; with GPU_PY=python3 on that Python's own torch
+	@$(GPU_PY) -m tests.gpu --json gpu-check.json
 
 fuzz: setup ## 10,000 requests drawn from the contract's descriptors: no INTERNAL, no silence (about 3 minutes)
 	@FUZZ=10000 .venv/bin/pytest tests/fuzz

@@ -20,6 +20,7 @@ from services.engine.model.shard import Shard
 from services.engine.placement import Placement
 from services.engine.ranks import READY, Forward, Logits, RankSetup, join, share_fed
 from services.engine.runner import allocate_kv, tensors_of
+from services.engine.transfer import to_device
 
 _LOOK_EVERY_S = 1.0
 
@@ -51,6 +52,7 @@ def serve(setup: RankSetup, pipe: Connection) -> None:
             token_ids, positions, slots = tensors_of(message.plan, placement.device)
             share_fed(message.plan, token_ids)
             hidden = decoder.forward(token_ids, positions, slots, kv, batch)
+            decoder.logits(hidden, to_device(message.plan.logit_rows, placement.device).long())
 
 
 def main(arguments: list[str]) -> None:

@@ -57,7 +57,7 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Compute a plan; the pool has so many blocks, the null block included."""
+    """Compute a plan, and the logits of its logit rows; the pool has so many blocks, the null block included."""
 
     plan: StepPlan
     block_count: int
@@ -65,7 +65,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Compute logits of these rows, int64, of the last ``Forward``."""
+    """Compute logits of further rows, int64, of the last ``Forward``."""
 
     rows: NDArray[np.int64]
 
@@ -191,6 +191,7 @@ class LeadDecoder:
 
     def __init__(self, decoder: Decoder, ranks: Ranks) -> None:
         self._decoder, self.ranks = decoder, ranks
+        self._told = False  # the others know which logits are next
         self.weight_bytes = decoder.weight_bytes
 
     def forward(
@@ -204,6 +205,7 @@ class LeadDecoder:
         """Compute T tokens through every layer, as ``Decoder.forward``; the batch is one of ``LeadKernels``."""
         led: _LedBatch = batch
         self.ranks.tell(Forward(led.plan, kv[0].shape[0]))
+        self._told = True
         try:
             share_fed(led.plan, token_ids)
             return self._decoder.forward(token_ids, positions, slots, kv, led.batch)
@@ -211,8 +213,10 @@ class LeadDecoder:
             raise self.ranks.lost(error) from error
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[L, vocabulary] logits of the given [L] int64 rows of what ``forward`` returned last."""
-        self.ranks.tell(Logits(rows.cpu().numpy()))
+        """[L, vocabulary] logits of the [L] int64 rows of what ``forward`` returned last: first of the plan's rows."""
+        if not self._told:  # the host waits for the rows here, and so for all that was launched before
+            self.ranks.tell(Logits(rows.cpu().numpy()))
+        self._told = False
         try:
             return self._decoder.logits(hidden, rows)
         except RuntimeError as error:

@@ -128,6 +128,8 @@ class Check:
             self.part("0.6B: transformers", lambda: self._beside_transformers("0.6B", models["0.6B"]))
         if "8B" in models:
             self.part("8B: transformers", lambda: self._beside_transformers("8B", models["8B"]))
+        if "0.6B" in models:
+            self.part("0.6B: not planned ahead", lambda: self._not_ahead(models["0.6B"]))
 
     def value(self, name: str) -> float | None:
         """A figure that was measured before."""
@@ -159,6 +161,15 @@ class Check:
                     goal = {1: 0.7, scale.compared: 0.55}[count] if name == "8B" else None
                     share = read / (self.value("copy") or read)
                     self.rows.append(Row(f"{name}: {count} streams, decode of the copy", share, "", goal))
+            if name == "0.6B":
+                wrong = measure.unsteady(engine, scale.compared, scale.prompt, scale.output)
+                self.parity(f"{name}: the host waits for ids alone, no memory grows", wrong)
+
+    def _not_ahead(self, path: Path) -> None:
+        scale = self.scale
+        with self._loaded(path, async_scheduling="off") as engine:
+            plain = measure.streams(engine, scale.compared, scale.prompt, scale.output).token_s * 1e3
+        self.rows.append(Row(f"0.6B: {scale.compared} streams, a token, not planned ahead", plain, "ms"))
 
     def _without_graphs(self, path: Path) -> None:
         with self._loaded(path, cuda_graphs=False) as engine:
@@ -229,7 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run it."""
     parser = argparse.ArgumentParser(prog="tests.gpu", description="Checks and measures the engine on a GPU.")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on a CPU too; nothing is judged")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="file for the figures, beside the table")
     parser.add_argument("--seconds", type=float, default=330.0, help="no part is begun after so many")
     options = parser.parse_args(arguments)
     there = torch.cuda.is_available()

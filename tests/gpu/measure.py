@@ -103,6 +103,32 @@ def streams(engine: Engine, count: int, prompt: int, output: int) -> Streams:
     )
 
 
+def unsteady(engine: Engine, count: int, prompt: int, output: int) -> str | None:
+    """What is wrong while so many requests decode: memory that grows, or a host that waits for more than the ids.
+
+    On a CPU nothing is looked at.
+    """
+    watched = engine._runner.kv[0].device.type == "cuda"
+    requests = [make_request(i, prompt=_prompt(engine, i, prompt), max_tokens=output) for i in range(count)]
+    for request in requests:
+        request.sampling = SamplingParams(temperature=float(request.request_id % 2), top_p=0.9, seed=1)
+        engine.add(request)
+    while any(request.output_count < 2 for request in requests):
+        engine.step()
+    before = torch.cuda.memory_reserved() if watched else 0
+    if watched:
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        while engine.has_work:
+            engine.step()
+    finally:
+        if watched:
+            torch.cuda.set_sync_debug_mode("default")
+    grown = torch.cuda.memory_reserved() - before if watched else 0
+    errors = [request.error for request in requests if request.error is not None]
+    return errors[0] if errors else f"the allocator took {grown} bytes more" if grown > 0 else None
+
+
 @torch.inference_mode()
 def transformers_tokens_per_s(model: Any, count: int, prompt: int, output: int) -> float:
     """Output tokens a second of ``generate`` on one static batch; the second of two runs."""

@@ -29,6 +29,7 @@ def test_every_part_runs_on_tiny_shapes(tmp_path: Path, capsys: pytest.CaptureFi
     assert {name for name, row in rows.items() if name.startswith("parity") and row["note"] == "equal"} == {
         "parity: ids in float32",
         "parity: int8 keys and values",
+        "parity: 0.6B: the host waits for ids alone, no memory grows",
         "parity: 0.6B: logits beside transformers",
     }
     assert {name for name, row in rows.items() if row["goal"] is not None and row["value"] > 0} == {
