@@ -115,8 +115,6 @@ def _why_not_native(config: EngineConfig, model: ModelConfig, placement: Placeme
     """Why the extension does not compute this; None if it does."""
     if placement.kernels != "cpu" or config.deterministic or placement.dtype is not torch.bfloat16:
         return "other kernels are asked for"
-    if placement.kv_dtype is torch.int8:
-        return "it keeps no keys and values as int8"
     sizes = {"head_dim": model.head_dim, "hidden": model.hidden_size, "inner": model.intermediate_size}
     if not native.fits(**sizes):
         return f"it has no kernels for a model of {sizes}"

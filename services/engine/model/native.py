@@ -53,7 +53,7 @@ class NativeDecoder:
             token_ids: [T] int32.
             positions: [T] int32, each below the length given at construction.
             slots: [T], where keys and values are written.
-            kv: one [N, B, 2, Hkv, D] bfloat16 pool a layer, written in place.
+            kv: one [N, B, 2, Hkv, W] pool a layer, bfloat16 or int8, written in place.
             batch: what ``NativeKernels.prepare`` made of the plan.
 
         Returns:

@@ -50,6 +50,7 @@ class Twin:
     decoder: Any
     kernels: Kernels
     kv: list[torch.Tensor]
+    dtype: torch.dtype
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         hidden = self.decoder.forward(
@@ -57,7 +58,7 @@ class Twin:
             positions=torch.from_numpy(plan.positions),
             slots=torch.from_numpy(plan.slots).long(),
             kv=self.kv,
-            batch=self.kernels.prepare(plan, self.kv[0].dtype),
+            batch=self.kernels.prepare(plan, self.dtype),
         )
         logits: torch.Tensor = self.decoder.logits(hidden, torch.arange(plan.token_count)).float()
         return logits
@@ -80,7 +81,9 @@ def nan_pool(model: ModelConfig, block_size: int, dtype: torch.dtype) -> list[to
     return layers
 
 
-def _twins(tmp_path: Path, config: dict[str, Any], block_size: int) -> tuple[Twin, Twin, Twin]:
+def twins(
+    tmp_path: Path, config: dict[str, Any], block_size: int, kv_dtype: torch.dtype | None = None
+) -> tuple[Twin, Twin, Twin]:
     """The extension; torch in bfloat16; the reference in float32: on the same bfloat16 weights, pools full of NaN."""
     path = write_model(tmp_path, {**config, "torch_dtype": "bfloat16", "max_position_embeddings": 2048})
     model = load_config(path)
@@ -90,9 +93,14 @@ def _twins(tmp_path: Path, config: dict[str, Any], block_size: int) -> tuple[Twi
     plain, exact = CpuKernels(), ReferenceKernels()
     wide = widened(path, model, rounded)
     return (
-        Twin(NativeDecoder(model, rounded, length), native.NativeKernels(), nan_pool(model, block_size, half)),
-        Twin(Decoder(model, rounded, plain, half, length), plain, nan_pool(model, block_size, half)),
-        Twin(Decoder(model, wide, exact, full, length), exact, nan_pool(model, block_size, full)),
+        Twin(
+            NativeDecoder(model, rounded, length),
+            native.NativeKernels(),
+            nan_pool(model, block_size, kv_dtype or half),
+            half,
+        ),
+        Twin(Decoder(model, rounded, plain, half, length), plain, nan_pool(model, block_size, kv_dtype or half), half),
+        Twin(Decoder(model, wide, exact, full, length), exact, nan_pool(model, block_size, kv_dtype or full), full),
     )
 
 
@@ -118,9 +126,9 @@ def planned_steps(parts: list[list[int]], block_size: int, vocab: int) -> list[S
     return plans
 
 
-def _check(twins: tuple[Twin, Twin, Twin], plans: list[StepPlan]) -> None:
+def check(given: tuple[Twin, Twin, Twin], plans: list[StepPlan]) -> None:
     """No further from float32 than torch's own bfloat16 is, with room for luck; never NaN."""
-    ours, theirs, exact = twins
+    ours, theirs, exact = given
     for plan in plans:
         expected = exact.logits(plan)
         scale = expected.abs().max()
@@ -153,8 +161,8 @@ PARTS = {
 def test_the_stack_equals_the_reference(tmp_path: Path, name: str, parts: str) -> None:
     """Families, groups 1 to 8, heads of 16 to 128, rows of weights that fill no panel; decode, chunks, mixtures."""
     block_size = (8, 16, 32)[(list(CONFIGS).index(name) + list(PARTS).index(parts)) % 3]
-    _check(
-        _twins(tmp_path, CONFIGS[name], block_size),
+    check(
+        twins(tmp_path, CONFIGS[name], block_size),
         planned_steps(PARTS[parts], block_size, CONFIGS[name]["vocab_size"]),
     )
 
@@ -167,8 +175,8 @@ def test_every_group_with_any_number_of_threads(tmp_path: Path, threads: int, gr
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        twins = _twins(tmp_path, tiny_config(num_attention_heads=group, num_key_value_heads=1), block_size)
-        _check(twins, planned_steps([[530, 1, 9], [3, 40, 1]], block_size, 97))
+        given = twins(tmp_path, tiny_config(num_attention_heads=group, num_key_value_heads=1), block_size)
+        check(given, planned_steps([[530, 1, 9], [3, 40, 1]], block_size, 97))
     finally:
         torch.set_num_threads(before)
 
@@ -176,7 +184,7 @@ def test_every_group_with_any_number_of_threads(tmp_path: Path, threads: int, gr
 @needs_native
 def test_steps_out_of_bounds_are_refused(tmp_path: Path) -> None:
     """Nothing is read or written outside the pool, the tables or the vocabulary."""
-    ours, _, _ = _twins(tmp_path, tiny_config(), 8)
+    ours, _, _ = twins(tmp_path, tiny_config(), 8)
     for field, place, value in (("token_ids", 3, 97), ("slots", 0, 1 << 20), ("block_tables", (0, 0), 500)):
         (plan,) = planned_steps([[9]], 8, 97)
         getattr(plan, field)[place] = value
@@ -207,7 +215,7 @@ def test_the_engine_uses_it_for_bfloat16(tmp_path: Path) -> None:
 def test_other_python_threads_run_meanwhile(tmp_path: Path) -> None:
     """The interpreter's lock is free while a step computes."""
     wide = tiny_config(hidden_size=512, intermediate_size=2048, num_hidden_layers=8)
-    ours, _, _ = _twins(tmp_path, wide, 16)
+    ours, _, _ = twins(tmp_path, wide, 16)
     (plan,) = planned_steps([[1500]], 16, 97)
     done = threading.Event()
     worker = threading.Thread(target=lambda: (ours.logits(plan), done.set()))

@@ -128,7 +128,7 @@ def test_the_stack_equals_the_reference_over_codes(tmp_path: Path, name: str) ->
     length, block_size = model.context_length, (8, 16, 32)[list(CONFIGS).index(name) % 3]
 
     def twin(decoder: Any, kernels: Any, dtype: torch.dtype) -> Twin:
-        return Twin(decoder, kernels, nan_pool(model, block_size, dtype))
+        return Twin(decoder, kernels, nan_pool(model, block_size, dtype), dtype)
 
     decoder = NativeDecoder(model, rounded, length, quantised=True)
     ours = twin(decoder, native.NativeKernels(), torch.bfloat16)

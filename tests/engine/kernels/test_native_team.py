@@ -14,8 +14,8 @@ from pathlib import Path
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import torch
 from tests.engine.factories import tiny_config
-from tests.engine.kernels.test_native import _twins, planned_steps
-ours, _, _ = _twins(Path(sys.argv[1]), tiny_config(), 16)
+from tests.engine.kernels.test_native import twins, planned_steps
+ours, _, _ = twins(Path(sys.argv[1]), tiny_config(), 16)
 (plan,) = planned_steps([[1]], 16, 97)
 torch.set_num_threads(2)
 ours.logits(plan)

@@ -127,7 +127,8 @@ void scores_of(const bf16* query, int64_t rows, int64_t dim, const Places& at, c
 
 // One unit, part by part of the context, keys and values read once for all query heads of the group; running maximum
 // and total as in Milakov and Gimelshein, Online normalizer calculation for softmax, 2018.
-void attend(const Model& model, const Step& step, const Scratch& scratch, const bf16* pool, const Unit& unit, char* own) {
+template <bool CODES>
+void attend(const Model& model, const Step& step, const Scratch& scratch, char* pool, const Unit& unit, char* own) {
   const int64_t dim = model.dim, group = model.group(), rows = unit.count * group, width = model.heads * dim;
   const int64_t first = step.query_starts[unit.sequence] + unit.q0, block = step.block_size;
   const int32_t* table = step.tables + unit.sequence * step.table_width;
@@ -162,12 +163,39 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
       at.keys[t] = keys_of(model, pool, block, table[b], unit.head) + place % block / 16 * 32;
     }
   };
+  // Where keys and values are codes, a part's are widened here, to the places where `at` then finds them.
+  bf16* widened = CODES ? reinterpret_cast<bf16*>(take(kPlaces * dim * 4)) : nullptr;
+  float* key_scales = CODES ? reinterpret_cast<float*>(take(kPlaces * 8)) : nullptr;
+  float* value_scales = key_scales + kPlaces;
+  auto decode = [&](int64_t from, Places& at) {
+    const int64_t final_block = (end - 1) / block, each = block * dim;
+    for (int64_t b = 0; b < kPlaces / block; ++b) {
+      auto block_at = [&](int64_t index) {
+        return codes_of(model, pool, block, table[std::min(index, final_block)], unit.head);
+      };
+      int8_t *codes = block_at(from / block + b), *ahead = block_at((from + kPlaces) / block + b);
+      widen(codes, each, ahead, widened + b * each);
+      widen(codes + each, each, ahead + each, widened + kPlaces * dim + b * each);
+      std::memcpy(key_scales + b * block, scales_of(model, codes, block), block * 4);
+      std::memcpy(value_scales + b * block, scales_of(model, codes, block) + block, block * 4);
+      at.values[b] = widened + kPlaces * dim + b * each;
+    }
+    for (int64_t t = 0; t < kPlaces / 16 * tile_blocks; ++t) {
+      const int64_t place = t * 16 / tile_blocks;
+      at.keys[t] = widened + place / block * each + place % block / 16 * 32;
+    }
+  };
   Places at, next;  // of this part and of the one after it
-  locate(unit.kv0, next);
+  if constexpr (!CODES) locate(unit.kv0, next);
   for (int64_t from = unit.kv0; from < end; from += kPlaces) {
     const int64_t count = std::min(kPlaces, end - from), padded = round_up(count, 16);
-    at = next;
-    if (from + kPlaces < end) locate(from + kPlaces, next);
+    if constexpr (CODES) {
+      decode(from, next);
+      at = next;
+    } else {
+      at = next;
+      if (from + kPlaces < end) locate(from + kPlaces, next);
+    }
     if (block == 8) {
       scores_of<true>(query, rows, dim, at, next, block * 2, scale, scores);
     } else {
@@ -180,7 +208,9 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
       for (int64_t p = 0; p < padded; p += 16) {
         const int64_t seen = visible - p;
         const __mmask16 mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : seen <= 0 ? 0 : (1u << seen) - 1);
-        Vec v = _mm512_mask_blend_ps(mask, none, _mm512_loadu_ps(s + p));
+        Vec v = _mm512_loadu_ps(s + p);
+        if constexpr (CODES) v = _mm512_mul_ps(v, _mm512_loadu_ps(key_scales + p));
+        v = _mm512_mask_blend_ps(mask, none, v);
         _mm512_storeu_ps(s + p, v);
         top = _mm512_max_ps(top, v);
       }
@@ -190,6 +220,11 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, const 
       for (int64_t p = 0; p < padded; p += 16) {
         Vec e = exponential(_mm512_sub_ps(_mm512_loadu_ps(s + p), now));
         sum = _mm512_add_ps(sum, e);
+        if constexpr (CODES) {  // nothing was written beyond the last place, and its neighbour is read with it
+          const int64_t seen = count - p;
+          const __mmask16 mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : (1u << seen) - 1);
+          e = _mm512_mul_ps(e, _mm512_maskz_loadu_ps(mask, value_scales + p));
+        }
         store_bf16(weights + r * kPlaces + p, e);
       }
       if (highest != peak[r]) {

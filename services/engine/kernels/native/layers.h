@@ -55,7 +55,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
   barrier.wait();
   for (size_t index = 0; index < model.layers.size(); ++index) {
     const Layer& layer = model.layers[index];
-    bf16* pool = step.kv[index];
+    char* pool = step.kv[index];
     const Rows before = norm_rows(layer.input_norm);
     share(layer.qkv, 1, [&](int64_t from, int64_t to) {
       product<false>(before, tokens, layer.qkv, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
@@ -64,6 +64,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
     });
     barrier.wait();
     const int64_t all = model.heads + 2 * model.kv_heads;
+    int8_t* codes_of_one = reinterpret_cast<int8_t*>(own + dim * 2);
     for (int64_t item = tokens * all * thread / threads; item < tokens * all * (thread + 1) / threads; ++item) {
       const int64_t t = item / all, head = item % all;
       float* x = scratch.qkv + t * scratch.qkv_stride + head * dim;
@@ -73,7 +74,13 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
       } else if (head < model.heads + model.kv_heads) {
         bf16* key = reinterpret_cast<bf16*>(own);
         rotate(x, layer.k_norm, model.eps, dim, cos, sin, key);
-        write_key(model, pool, step.block_size, step.slots[t], head - model.heads, key);
+        if (step.codes) {
+          encode_key(model, pool, step.block_size, step.slots[t], head - model.heads, key, codes_of_one);
+        } else {
+          write_key(model, pool, step.block_size, step.slots[t], head - model.heads, key);
+        }
+      } else if (step.codes) {
+        encode_value(model, pool, step.block_size, step.slots[t], head - model.heads - model.kv_heads, x, codes_of_one);
       } else {
         write_value(model, pool, step.block_size, step.slots[t], head - model.heads - model.kv_heads, x);
       }
@@ -81,7 +88,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
     barrier.wait();
     const int units = static_cast<int>(step.units.size()), merges = static_cast<int>(step.merges.size());
     for (int u; (u = tickets[2 * index].fetch_add(1, std::memory_order_relaxed)) < units;)
-      attend(model, step, scratch, pool, step.units[u], own);
+      (step.codes ? attend<true> : attend<false>)(model, step, scratch, pool, step.units[u], own);
     barrier.wait();
     if (merges) {
       for (int u; (u = tickets[2 * index + 1].fetch_add(1, std::memory_order_relaxed)) < merges;)

@@ -39,6 +39,15 @@ inline __m256i to_bf16(Vec x) {
 #endif
 }
 
+// Thirty-two bytes, exactly: the lower half of such a float32 is empty.
+inline __m512i codes_to_bf16(__m256i codes) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  auto widened = [](__m128i half) { return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(half))); };
+  return _mm512_permutex2var_epi16(widened(_mm256_castsi256_si128(codes)), _mm512_load_si512(kUpper),
+                                   widened(_mm256_extracti128_si256(codes, 1)));
+}
+
 inline void store_bf16(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(x)); }
 
 // sum += a.low * b.low + a.high * b.high in each of sixteen places.

@@ -96,12 +96,13 @@ at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& toke
   step.query_starts = ints(query_starts, "query_starts", step.sequences + 1);
   step.context_lens = ints(context_lens, "context_lens", step.sequences);
   step.tables = ints(tables, "block_tables", step.sequences * step.table_width);
+  step.codes = kv[0].scalar_type() == at::kChar;
   for (const at::Tensor& pool : kv) {
-    TORCH_CHECK(pool.scalar_type() == at::kBFloat16 && pool.is_contiguous() && pool.dim() == 5 &&
+    TORCH_CHECK(pool.scalar_type() == (step.codes ? at::kChar : at::kBFloat16) && pool.is_contiguous() && pool.dim() == 5 &&
                     pool.sizes() == kv[0].sizes() && pool.size(2) == 2 && pool.size(3) == model.kv_heads &&
-                    pool.size(4) == model.dim,
-                "pools must be [N, B, 2, Hkv, D] contiguous bfloat16");
-    step.kv.push_back(reinterpret_cast<bf16*>(pool.mutable_data_ptr<at::BFloat16>()));
+                    pool.size(4) == model.dim + (step.codes ? kScaleBytes : 0),
+                "pools must be [N, B, 2, Hkv, D] contiguous bfloat16, or [N, B, 2, Hkv, D + 4] int8");
+    step.kv.push_back(static_cast<char*>(pool.mutable_data_ptr()));
   }
   check(model, step, kv[0].size(0) * step.block_size, kv[0].size(0));
   const int threads = at::get_num_threads();
@@ -113,7 +114,7 @@ at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& toke
   scratch.hidden_stride = round_up(model.hidden, 32);
   scratch.qkv_stride = round_up(width + 2 * model.kv_heads * model.dim, 32);
   scratch.inner_stride = round_up(model.inner, 32);
-  scratch.private_bytes = private_bytes(model.dim, std::max(kQueryRows, model.group()));
+  scratch.private_bytes = private_bytes(model.dim, std::max(kQueryRows, model.group()), step.codes);
   const int64_t normed_rows = std::max<int64_t>(t, 16 * threads);
   const int64_t longest = std::max({model.hidden, width, model.inner});  // input of a product
   Region& memory = self->scratch(normed_rows * scratch.hidden_stride * 2 + t * scratch.qkv_stride * 4 +

@@ -87,7 +87,8 @@ struct Step {
   int64_t tokens = 0, sequences = 0, block_size = 0, table_width = 0;
   const int32_t *token_ids = nullptr, *positions = nullptr, *slots = nullptr;
   const int32_t *query_starts = nullptr, *context_lens = nullptr, *tables = nullptr;
-  std::vector<bf16*> kv;  // a pool a layer, N blocks as in pool.h
+  std::vector<char*> kv;  // a pool a layer, N blocks as in pool.h
+  bool codes = false;     // keys and values are bytes with a scale for each slot and head
   std::vector<Unit> units;
   std::vector<Merge> merges;
 };
@@ -107,14 +108,16 @@ struct Scratch {
   int64_t hidden_stride = 0, qkv_stride = 0, inner_stride = 0;
 };
 
+constexpr int64_t kScaleBytes = 4;  // of the numbers of one head in one slot, where they are codes
+
 constexpr int64_t kQueryRows = 96;  // rows (queries times group) that share one reading of the context
 constexpr int64_t kPlaces = 64;     // of the context that are scored at a time
 
 inline int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Bytes that one thread needs for attention.
-inline int64_t private_bytes(int64_t dim, int64_t rows) {
-  const int64_t count = rows * (dim * 6 + kPlaces * 6 + 8);
+inline int64_t private_bytes(int64_t dim, int64_t rows, bool codes) {
+  const int64_t count = rows * (dim * 6 + kPlaces * 6 + 8) + (codes ? kPlaces * (dim * 4 + 8) : 0);
   return round_up(count + 1024, 4096);
 }
 
