@@ -54,13 +54,13 @@ def make_decoder(
     return GraphedDecoder(decoder, graph_sizes(config.max_num_seqs), widest, placement.device), kernels
 
 
-def record_graphs(decoder: AnyDecoder, kv: list[torch.Tensor]) -> None:
-    """Record the decode steps of a decoder that has graphs, over its pool."""
+def record_graphs(decoder: AnyDecoder, kv: list[torch.Tensor], most: int | None = None) -> None:
+    """Record the decode steps of a decoder that has graphs, over its pool; with ``most`` the largest alone."""
     if kv[0].device.type == "cuda":
         from services.engine.model.graphs import CudaRecorder, GraphedDecoder
 
         if isinstance(decoder, GraphedDecoder):
-            decoder.record(kv, CudaRecorder(kv[0].device))
+            decoder.record(kv, CudaRecorder(kv[0].device), most)
 
 
 def make_sampler(config: EngineConfig, model: ModelConfig, placement: Placement) -> Sampler:

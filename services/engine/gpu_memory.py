@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.engine.computing import AnyDecoder
+from services.engine.computing import AnyDecoder, record_graphs
 from services.engine.config import EngineConfig
 from services.engine.kernels.base import Kernels
 from services.engine.limits import EngineLimits
@@ -45,6 +45,8 @@ class GpuUse:
     """Taken by others: other processes, the driver's own for this one."""
     peak: int
     """This process' tensors at the peak of the largest step: weights and activations, without KV."""
+    graphs: int = 0
+    """What recorded decode steps keep beside them."""
 
 
 def pool_bytes(use: GpuUse, utilization: float) -> int:
@@ -53,11 +55,12 @@ def pool_bytes(use: GpuUse, utilization: float) -> int:
     Raises:
         ValueError: nothing; the message has the figures.
     """
-    left = int(use.total * utilization) - use.outside - use.peak
+    left = int(use.total * utilization) - use.outside - use.peak - use.graphs
     if left <= 0:
         raise ValueError(
             f"gpu_memory_utilization is {utilization}; of {use.total} bytes, {use.outside} are taken by others, and "
-            f"weights and activations of the largest step need {use.peak}: nothing is left for the KV pool"
+            f"weights and activations of the largest step need {use.peak}, and graphs {use.graphs}: nothing is left "
+            "for the KV pool"
         )
     return left
 
@@ -69,8 +72,21 @@ def measure(part: ModelConfig, context: int, config: EngineConfig, bare: BareRun
     pool_size = run_largest_step(part, context, config, bare)
     peak = torch.cuda.max_memory_allocated(device) - pool_size
     torch.cuda.empty_cache()
+    graphs = _graph_bytes(part, config, bare)
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return GpuUse(total, outside=total - free - torch.cuda.memory_reserved(device), peak=peak)
+    return GpuUse(total, outside=total - free - torch.cuda.memory_reserved(device), peak=peak, graphs=graphs)
+
+
+def _graph_bytes(part: ModelConfig, config: EngineConfig, bare: BareRunner) -> int:
+    """What the largest recorded step keeps, and so all of them, since they share its memory."""
+    placement = bare.placement
+    before = torch.cuda.memory_reserved(placement.device)
+    null_block = allocate_kv(part, 0, config.block_size, placement.kv_dtype, placement.device)  # padding's place
+    record_graphs(bare.decoder, null_block, most=1)
+    taken = torch.cuda.memory_reserved(placement.device) - before
+    record_graphs(bare.decoder, null_block, most=0)  # forgets it
+    return taken
 
 
 def run_largest_step(part: ModelConfig, context: int, config: EngineConfig, bare: BareRunner) -> int:

@@ -80,9 +80,13 @@ class GraphedDecoder:
         self._pad(0, most)
 
     @torch.inference_mode()
-    def record(self, kv: list[torch.Tensor], recorder: Recorder) -> None:
-        """Record every size over this pool, the largest first; afterwards the null block holds zeros."""
-        for size in self._sizes:
+    def record(self, kv: list[torch.Tensor], recorder: Recorder, most: int | None = None) -> None:
+        """Record every size over this pool, or the ``most`` largest alone; earlier recordings are forgotten.
+
+        The largest is first. Afterwards the null block holds zeros.
+        """
+        self._replays.clear()
+        for size in self._sizes[:most]:
             batch = TritonBatch(
                 self._starts[: size + 1], self._contexts[:size], self._tables[:size], self._tiles[:size], self._no_tiles
             )

@@ -56,8 +56,9 @@ def test_recorded_steps_give_the_same_ids(tmp_path: Path) -> None:
     engine = make_engine(path, kernels="triton", cuda_graphs=False, max_num_seqs=4)
     recorder = AgainRecorder()
     decoder = GraphedDecoder(engine._runner._decoder, graph_sizes(4), widest=32, device=DEVICE)  # type: ignore[arg-type]
+    decoder.record(engine._runner.kv, recorder, 1)
     decoder.record(engine._runner.kv, recorder)
-    assert recorder.recorded == [4, 2, 1]
+    assert recorder.recorded == [4, 4, 2, 1]
     assert all(not layer[0].any() for layer in engine._runner.kv)
     engine._runner._decoder = decoder
     assert finish_all(engine, *requests()) == expected  # type: ignore[arg-type]
