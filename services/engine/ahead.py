@@ -25,9 +25,14 @@ class Flight:
     step: ScheduledStep
     wait: Callable[[], StepResult]
     """Gives what it gave, when it has been computed. To be called once."""
-    foreseeable: bool
-    """The next step may be planned before it has been waited for."""
     launched_ns: int
+    failed: bool = False
+    """It could not be launched; it is computed while it is waited for."""
+
+    @property
+    def foreseeable(self) -> bool:
+        """The next step may be planned before it has been waited for."""
+        return not self.failed and self.step.foreseeable
 
 
 class Lookahead:

@@ -55,8 +55,8 @@ class FaultGuard:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it was, it may concern one request alone
             first = error
-            return Flight(step, lambda: self._one_by_one(step, first), foreseeable=False, launched_ns=now)
-        return Flight(step, lambda: self._waited(step, wait), step.foreseeable, now)
+            return Flight(step, lambda: self._one_by_one(step, first), now, failed=True)
+        return Flight(step, lambda: self._waited(step, wait), now)
 
     def _waited(self, step: ScheduledStep, wait: Callable[[], StepResult]) -> StepResult:
         try:
@@ -89,6 +89,8 @@ class FaultGuard:
             self._lost_count += 1
             if self._lost_count >= PATIENCE:
                 raise first
+        else:
+            self._lost_count = 0
         return whole
 
     def _again(self, step: ScheduledStep, place: int) -> StepResult:

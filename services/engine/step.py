@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from services.engine.request import Request
 from services.engine.speculation import NO_DRAFT
 
 _NOT_KNOWN: NDArray[np.int32] = np.zeros(1, dtype=np.int32)
+_NO_ROWS = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,88 +129,69 @@ def write_step(
     parts = []
     for request, count, draft in zip(requests, counts, drafts, strict=True):
         start, expected = request.planned_count, request.token_count + request.promised_count
-        part = _Part(
-            request,
-            start,
-            count,
-            draft,
-            catches_up=start + count == expected,
-            decoding=start + 1 == expected > request.prompt_count,
-            fed_from=places[request] if start == request.token_count else None,
-        )
-        parts.append(part)
+        catches_up, decoding = start + count == expected, start + 1 == expected > request.prompt_count
+        fed_from = places[request] if start == request.token_count else None
+        parts.append(_Part(request, start, count, draft, catches_up, decoding, fed_from))
     return _written(parts, block_size, now)
 
 
 def single_step(step: ScheduledStep, place: int, block_size: int) -> ScheduledStep:
     """The work of one sequence of a step alone, without guesses, when every token before it is known."""
-    request, start = step.requests[place], int(step.plan.query_starts[place])
-    part = _Part(
-        request,
-        int(step.plan.positions[start]),
-        step.counts[place],
-        catches_up=any(row.request is request for row in step.sampled),
-        decoding=step.decoding[place],
-    )
+    request, start = step.requests[place], int(step.plan.positions[step.plan.query_starts[place]])
+    catches_up = any(row.request is request for row in step.sampled)
+    part = _Part(request, start, step.counts[place], NO_DRAFT, catches_up, step.decoding[place], None)
     return _written([part], block_size, step.started_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One sequence of a step."""
 
     request: Request
     start: int
-    count: int
-    draft: NDArray[np.int32] = field(default_factory=lambda: NO_DRAFT)
-    catches_up: bool = False
-    decoding: bool = False
-    fed_from: int | None = None
-
-    @property
-    def rows(self) -> list[LogitRow]:
-        """Where tokens are chosen."""
-        end, sizes = self.start + self.count, range(self.draft.size + 1)
-        return [LogitRow(self.request, end + size, self.draft[:size]) for size in sizes] if self.catches_up else []
-
-    @property
-    def explained_rows(self) -> range:
-        """Of the tokens, those after which a token of the prompt stands that is not explained yet."""
-        if self.request.sampling.prompt_logprobs is None:
-            return range(0)
-        first = max(self.start, len(self.request.prompt_logprobs))  # entry i explains token i + 1, which follows row i
-        return range(first - self.start, min(self.start + self.count, self.request.prompt_count - 1) - self.start)
-
-    @property
-    def planned(self) -> PlannedSequence:
-        """The same as numbers."""
-        tokens = _NOT_KNOWN if self.fed_from is not None else self.request.tokens.view[self.start :][: self.count]
-        return PlannedSequence(
-            token_ids=np.concatenate([tokens, self.draft]) if self.draft.size else tokens,
-            start=self.start,
-            block_table=self.request.block_table.view,
-            logit_count=1 + self.draft.size if self.catches_up else 0,
-            prompt_rows=self.explained_rows,
-            fed_from=self.fed_from,
-        )
+    length: int
+    draft: NDArray[np.int32]
+    catches_up: bool
+    decoding: bool
+    fed_from: int | None
 
 
 def _written(parts: list[_Part], block_size: int, now: int) -> ScheduledStep:
-    planned = [part.planned for part in parts]
+    planned: list[PlannedSequence] = []
+    sampled: list[LogitRow] = []
+    explained: list[tuple[Request, int]] = []
+    for request, start, length, draft, catches_up, _, fed_from in parts:
+        end, drafted = start + length, draft.size
+        tokens = request.tokens.view[start:end] if fed_from is None else _NOT_KNOWN
+        if catches_up:
+            sampled.append(LogitRow(request, end, NO_DRAFT))
+        if drafted:
+            tokens = np.concatenate([tokens, draft])
+            sampled += [LogitRow(request, end + size, draft[:size]) for size in range(1, drafted + 1)]
+        told = _prompt_rows(request, start, length)
+        if told:
+            explained.append((request, len(told)))
+        rows = drafted + catches_up
+        planned.append(PlannedSequence(tokens, start, request.block_table.view, rows, told, fed_from))
     plan = build_plan(planned, block_size)
     decode_count, draft_count = sum(part.decoding for part in parts), sum(part.draft.size for part in parts)
     return ScheduledStep(
         plan=plan,
         requests=[part.request for part in parts],
-        counts=[part.count for part in parts],
+        counts=[part.length for part in parts],
         drafts=[part.draft for part in parts],
-        sampled=[row for part in parts for row in part.rows],
-        explained=[
-            (part.request, len(one.prompt_rows)) for part, one in zip(parts, planned, strict=True) if one.prompt_rows
-        ],
+        sampled=sampled,
+        explained=explained,
         decoding=[part.decoding for part in parts],
         decode_token_count=decode_count,
         draft_token_count=draft_count,
         prefill_token_count=plan.token_count - decode_count - draft_count,
         started_ns=now,
     )
+
+
+def _prompt_rows(request: Request, start: int, count: int) -> range:
+    """Rows of ``count`` tokens from ``start`` after which a prompt token stands that is not explained yet."""
+    if request.sampling.prompt_logprobs is None:
+        return _NO_ROWS
+    first = max(start, len(request.prompt_logprobs))  # entry i explains token i + 1, which follows row i
+    return range(first - start, min(start + count, request.prompt_count - 1) - start)

@@ -284,7 +284,7 @@ class SymbolicEngine:
         self.fed_count += step.plan.fed_rows.size
         sampled = self._sampled = self.model.run(step.plan, self._sampled)
         result = StepResult(sampled, [[TokenLogprobs(-1.0)] * count for _, count in step.explained])
-        return Flight(step, lambda: result, step.foreseeable, launched_ns=self.clock())
+        return Flight(step, lambda: result, launched_ns=self.clock())
 
     @property
     def runnable(self) -> bool:
