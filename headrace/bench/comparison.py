@@ -135,11 +135,8 @@ def _row(
     if figure.kind == "counter":  # none and none are alike; one more than none is not
         baseline, candidate = np.maximum(baseline, 1e-9), np.maximum(candidate, 1e-9)
     if not (baseline > 0).all() or not (candidate > 0).all():
-        ratio, verdict, why = (
-            Interval(float("nan"), float("nan"), float("nan"), len(pairs)),
-            INCONCLUSIVE,
-            "not positive",
-        )
+        ratio = Interval(float("nan"), float("nan"), float("nan"), len(pairs))
+        verdict, why = (INCONCLUSIVE, "not positive") if figure.kind == "time" else ("", "")
     else:
         both = baseline.tolist(), candidate.tolist()
         ratio = paired_ratio(*both, confidence=confidence)

@@ -75,6 +75,15 @@ def test_counters_are_held_tightly(same: Any) -> None:
     assert [row.figure.name for row in compare(same[0], changed).rows if row.verdict == FAIL] == ["failed requests"]
 
 
+def test_what_is_not_judged_decides_nothing(same: Any) -> None:
+    """No request kept its objectives, and an engine that counts no steps: shown, no reason for a verdict."""
+    sides = copy.deepcopy(same)
+    for one in (*sides[0], *sides[1]):
+        one["legs"][0]["figures"]["goodput_per_s"] = 0.0
+        one["counters"]["step_count"] = 0
+    assert compare(*sides).verdict == PASS
+
+
 def test_processor_time_fails_where_the_clock_sees_nothing(same: Any) -> None:
     """10 % more fails; a difference that is not shown asks for nothing, however wide its interval."""
     sides = copy.deepcopy(same)
