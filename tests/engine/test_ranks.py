@@ -16,6 +16,7 @@ import pytest
 from services.engine import ranks
 from services.engine.engine import Engine
 from services.engine.ranks import RankLost
+from services.engine.request import SamplingParams
 from tests.engine.factories import finish_all, make_engine, make_request, tiny_config, write_model
 from tests.engine.model.test_parity import FAMILIES
 from tests.pipeline.conftest import until
@@ -33,9 +34,11 @@ def _two_ranks(path: Path, **changes: Any) -> Iterator[Engine]:
         engine.close()
 
 
-def _answers(engine: Engine) -> dict[int, list[int]]:
+def _answers(engine: Engine) -> tuple[dict[int, list[int]], list[float]]:
+    """Ids of each request, and the log probabilities of the first one's prompt."""
     requests = [make_request(i, prompt=prompt, max_tokens=9) for i, prompt in enumerate(PROMPTS)]
-    return finish_all(engine, *requests)
+    requests[0].sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    return finish_all(engine, *requests), [entry.logprob for entry in requests[0].prompt_logprobs]
 
 
 def _other(engine: Engine) -> int:
@@ -68,7 +71,10 @@ def test_two_ranks_give_the_ids_of_one(tmp_path: Path) -> None:
     told: list[str] = []
     with _two_ranks(path, max_chunk_tokens=16, async_scheduling="on") as engine:
         engine.on_lost(told.append)
-        assert _answers(engine) == _answers(alone)
+        (found, explained), (expected, told_alone) = _answers(engine), _answers(alone)
+        assert found == expected
+        assert explained == pytest.approx(told_alone, abs=1e-4)
+        assert len(explained) == 2
         assert 2 * engine.memory.kv_bytes_per_token == alone.memory.kv_bytes_per_token
         assert engine.memory.weight_bytes < alone.memory.weight_bytes
         other = _other(engine)
