@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from services.engine.config import EngineConfig
-from services.engine.kernels import can_pack, triton
+from services.engine.kernels import can_pack, native, triton
 from services.engine.model.config import ModelConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,7 +38,7 @@ class Placement:
             kernels = "triton" if device.type == "cuda" else "cpu"
         if kernels == "triton" and (reason := triton.unusable(device)) is not None:
             raise ValueError(f"kernels is 'triton'; {reason}")
-        dtype = _dtype(config, model.dtype, device)
+        dtype = _dtype(config, model.dtype, device, kernels)
         return cls(device, kernels, dtype, _kv_dtype(config, model) or dtype)
 
 
@@ -68,10 +68,19 @@ def _kv_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype | None:
     return torch.int8
 
 
-def _dtype(config: EngineConfig, saved: str, device: torch.device) -> torch.dtype:
+def _dtype(config: EngineConfig, saved: str, device: torch.device, kernels: str) -> torch.dtype:
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if config.quantization != "none":
         return torch.bfloat16
-    fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else can_pack(torch.bfloat16)
-    return torch.bfloat16 if saved == "bfloat16" and fast else torch.float32
+    return torch.bfloat16 if saved == "bfloat16" and _has_bfloat16(config, device, kernels) else torch.float32
+
+
+def _has_bfloat16(config: EngineConfig, device: torch.device, kernels: str) -> bool:
+    """True where products of bfloat16 are fast: in hardware, or in the extension, which widens it as it goes."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    if can_pack(torch.bfloat16):
+        return True
+    alone = kernels == "cpu" and not config.deterministic and config.tensor_parallel == 1
+    return alone and native.load() is None

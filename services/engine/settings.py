@@ -28,13 +28,13 @@ class EngineSettings:
     )
     kernels: str = setting(
         "auto",
-        "triton on a GPU; cpu: the C++ extension (bfloat16, AVX-512; built on first use), else torch; torch alone; "
-        "the plain reference; auto: by the device",
+        "triton on a GPU; cpu: the C++ extension (bfloat16, AVX2 or AVX-512; built on first use), else torch; torch "
+        "alone; the plain reference; auto: by the device",
         choices=("auto", "cpu", "torch", "reference", "triton"),
     )
     quantization: str = setting(
         "none",
-        "int8: weights and activations as bytes (AVX-512, C++ extension); see `headrace bench accuracy`",
+        "int8: weights and activations as bytes (C++ extension); see `headrace bench accuracy`",
         choices=("none", "int8"),
     )
     kv_cache_dtype: str = setting(

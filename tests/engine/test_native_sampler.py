@@ -28,9 +28,9 @@ MAKES = ("normal", "peaked", "flat", "ties", "holes", "bfloat16", "equal", "huge
 pytestmark = needs_native
 
 
-@pytest.fixture(autouse=True, scope="module", params=ways()[:1])
+@pytest.fixture(autouse=True, scope="module", params=ways()[:2])
 def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The least set of instructions: the others have the same sampler."""
+    """AVX2, and the least AVX-512: the others have the same sampler."""
     torch.ops.headrace.use_instruction_set(request.param)
     yield
     torch.ops.headrace.use_instruction_set("")

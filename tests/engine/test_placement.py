@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from services.engine import placement
 from services.engine.config import EngineConfig
-from services.engine.kernels import triton
+from services.engine.kernels import native, triton
 from services.engine.model.config import load_config
 from services.engine.placement import Placement
 from tests.engine.factories import tiny_config, write_model
@@ -27,6 +28,24 @@ def test_without_a_gpu_auto_is_the_cpu(tmp_path: Path) -> None:
     """Device and kernels follow the machine; float32 stays what the weights are."""
     assert _choose(tmp_path) == Placement(torch.device("cpu"), "cpu", torch.float32, torch.float32)
     assert _choose(tmp_path, kernels="reference").kernels == "reference"
+
+
+@needs_no_gpu
+@pytest.mark.skipif(native.load() is not None, reason="the extension is not here")
+def test_bfloat16_is_kept_where_the_extension_alone_is_fast_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On AVX2; but not where other kernels compute."""
+    monkeypatch.setattr(placement, "can_pack", lambda dtype: False)
+    path = write_model(tmp_path, tiny_config(torch_dtype="bfloat16"))
+    model = load_config(path)
+
+    def chosen(**changes: Any) -> torch.dtype:
+        return Placement.choose(EngineConfig(path, **changes), model).dtype
+
+    assert chosen() is torch.bfloat16
+    others: tuple[dict[str, Any], ...] = ({"kernels": "torch"}, {"deterministic": True}, {"tensor_parallel": 2})
+    assert {chosen(**changes) for changes in others} == {torch.float32}
 
 
 @needs_no_gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -35,9 +36,9 @@ def ways() -> list[str]:
     return [] if REASON is not None else torch.ops.headrace.instruction_sets()
 
 
-@pytest.fixture(params=sorted({*ways()[:1], *ways()[-1:]}) or ["none"])
+@pytest.fixture(params=sorted({*ways()[:2], *ways()[-1:]}) or ["none"])
 def _way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The least instruction set and the best that this processor has; between them lie those for bytes alone."""
+    """AVX2, the least AVX-512, and the best that this processor has; what is left out differs for bytes alone."""
     torch.ops.headrace.use_instruction_set(request.param)
     yield
     torch.ops.headrace.use_instruction_set("")
@@ -229,10 +230,10 @@ def test_other_python_threads_run_meanwhile(tmp_path: Path) -> None:
 
 
 def test_the_reason_is_given_where_it_cannot_be_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No AVX-512; no compiler; a compiler that fails."""
+    """No AVX2; no compiler; a compiler that fails."""
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx2"}))
-    with pytest.raises(build.NotBuilt, match="no AVX-512"):
+    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx512f"}))
+    with pytest.raises(build.NotBuilt, match="no AVX2"):
         build.library()
     monkeypatch.setattr(build, "cpu_flags", lambda: frozenset(build._NEEDED))
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
@@ -284,6 +285,20 @@ def test_one_log_line_says_that_torch_computes(
             assert isinstance(engine._runner._decoder, Decoder)
             assert len(finish_all(engine, make_request())[1]) == 8
     assert [r.levelname for r in caplog.records if "no C++ compiler" in r.message] == ["WARNING"]
+
+
+@needs_native
+def test_the_environment_may_ask_for_a_lesser_processor() -> None:
+    """What is not here is refused by name."""
+    code = (
+        "import torch; from services.engine.kernels import native; "
+        "print(native.load(), torch.ops.headrace.instruction_set())"
+    )
+    asked = {**os.environ, "HEADRACE_NATIVE_ISA": "AVX2"}
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=asked).stdout
+    assert found.split() == ["None", "AVX2"]
+    with pytest.raises(ValueError, match=r"HEADRACE_NATIVE_ISA is 'SSE9'; here it must be one of AVX2"):
+        native._use("SSE9")
 
 
 @needs_native

@@ -1,4 +1,4 @@
-"""The C++ extension: a whole step's layers as one operator, for bfloat16 and int8 on AVX-512.
+"""The C++ extension: a whole step's layers as one operator, for bfloat16 and int8 on AVX2 and AVX-512.
 
 ``load`` builds it on first use (``build``) and says once why it cannot be used; ``NativeKernels`` prepares a plan
 for it. The arithmetic has its plain twin in ``reference``; ``ops.cpp`` has the operators, ``layers.h`` the layers.
@@ -7,6 +7,7 @@ for it. The arithmetic has its plain twin in ``reference``; ``ops.cpp`` has the 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from services.engine.kernels.native.build import NotBuilt, library
 from services.engine.plan import StepPlan
 
 _log = logging.getLogger("headrace.engine.native")
+_FORCED = "HEADRACE_NATIVE_ISA"
 _lock = threading.Lock()
 _state: list[str | None] = []  # empty: not tried; [None]: loaded; [reason]: cannot be used here
 
@@ -45,11 +47,16 @@ class NativeKernels(CpuKernels):
 
 
 def load() -> str | None:
-    """Make the operators available; None, or why that is not possible here. Builds at most once, logs at most once."""
+    """Make the operators available; None, or why that is not possible here. Builds at most once, logs at most once.
+
+    Raises:
+        ValueError: the environment asks for an instruction set that is not here.
+    """
     with _lock:
         if not _state:
             try:
                 torch.ops.load_library(str(library()))  # type: ignore[no-untyped-call]
+                _use(os.environ.get(_FORCED, ""))
                 _log.info("native kernels: %s", torch.ops.headrace.instruction_set())
                 _state.append(None)
             except (NotBuilt, OSError, RuntimeError) as error:
@@ -57,6 +64,14 @@ def load() -> str | None:
                 _log.warning("native kernels are not used, torch's own are: %s", reason)
                 _state.append(reason)
         return _state[0]
+
+
+def _use(name: str) -> None:
+    """Compute as a lesser processor would; without a name: as this one can."""
+    there: list[str] = torch.ops.headrace.instruction_sets()
+    if name and name not in there:
+        raise ValueError(f"{_FORCED} is {name!r}; here it must be one of {', '.join(there)}")
+    torch.ops.headrace.use_instruction_set(name)
 
 
 def fits(*, head_dim: int, hidden: int, inner: int) -> bool:

@@ -10,8 +10,6 @@
 namespace headrace {
 namespace {
 
-inline void fetch(const bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
-
 // Scores of MR queries against kPlaces places, sixteen by sixteen. `keys` has a pointer for each sixteen, or two where a
 // block holds but eight; `stride` is between two pairs of dimensions. With FETCH, `next` likewise is brought into the cache.
 template <int MR, bool EIGHT, bool FETCH, class End>
@@ -22,16 +20,15 @@ inline __attribute__((always_inline)) void score_tile(const bf16* q, int64_t dim
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NT; ++j) sum[i][j] = _mm512_setzero_ps();
+    for (int j = 0; j < NT; ++j) sum[i][j] = zero();
   for (int64_t p = 0; p < dim / 2; ++p) {
-    __m512i k[NT];
+    Ints k[NT];
 #pragma GCC unroll 4
     for (int j = 0; j < NT; ++j) {
-      auto half = [&](int at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys[at] + p * stride)); };
       if constexpr (EIGHT) {
-        k[j] = _mm512_inserti64x4(_mm512_castsi256_si512(half(2 * j)), half(2 * j + 1), 1);
+        k[j] = load_halves(keys[2 * j] + p * stride, keys[2 * j + 1] + p * stride);
       } else {
-        k[j] = _mm512_loadu_si512(keys[j] + p * stride);
+        k[j] = load_ints(keys[j] + p * stride);
       }
       if constexpr (FETCH) fetch(next[EIGHT ? 2 * j + p % 2 : j] + p * stride);
     }
@@ -39,7 +36,7 @@ inline __attribute__((always_inline)) void score_tile(const bf16* q, int64_t dim
     for (int i = 0; i < MR; ++i) {
       int32_t two;
       std::memcpy(&two, q + i * dim + p * 2, 4);
-      const __m512i x = _mm512_set1_epi32(two);
+      const Ints x = splat_int(two);
 #pragma GCC unroll 4
       for (int j = 0; j < NT; ++j) sum[i][j] = dot(sum[i][j], x, k[j]);
     }
@@ -60,21 +57,21 @@ inline __attribute__((always_inline)) void value_tile(const bf16* weights, const
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NP; ++j) sum[i][j] = _mm512_loadu_ps(sums + i * dim + d + j * 16);
-  auto add = [&](const bf16* at, int64_t place, __m512i mask) __attribute__((always_inline)) {
-    __m512i v[NP];
+    for (int j = 0; j < NP; ++j) sum[i][j] = load(sums + i * dim + d + j * 16);
+  auto add = [&](const bf16* at, int64_t place, Ints mask) __attribute__((always_inline)) {
+    Ints v[NP];
 #pragma GCC unroll 4
-    for (int j = 0; j < NP; ++j) v[j] = _mm512_and_si512(_mm512_loadu_si512(at + j * 32), mask);
+    for (int j = 0; j < NP; ++j) v[j] = bit_and(load_ints(at + j * 32), mask);
 #pragma GCC unroll 8
     for (int i = 0; i < MR; ++i) {
       int32_t two;
       std::memcpy(&two, weights + i * kPlaces + place, 4);
-      const __m512i x = _mm512_set1_epi32(two);
+      const Ints x = splat_int(two);
 #pragma GCC unroll 4
       for (int j = 0; j < NP; ++j) sum[i][j] = dot(sum[i][j], x, v[j]);
     }
   };
-  const __m512i both = _mm512_set1_epi32(-1), first = _mm512_set1_epi32(0xffff);
+  const Ints both = splat_int(-1), first = splat_int(0xffff);
   for (int64_t from = 0, b = 0; from < count; from += block, ++b) {
     const int64_t here = std::min(block, count - from);
     for (int64_t place = 0; place + 2 <= here; place += 2) {
@@ -89,10 +86,8 @@ inline __attribute__((always_inline)) void value_tile(const bf16* weights, const
 #pragma GCC unroll 8
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < NP; ++j) _mm512_storeu_ps(sums + i * dim + d + j * 16, sum[i][j]);
+    for (int j = 0; j < NP; ++j) store(sums + i * dim + d + j * 16, sum[i][j]);
 }
-
-constexpr int kQueries = 6;  // rows of a tile: 24 sums, 4 keys or values, 1 query or weight in 32 registers
 
 // run(std::integral_constant<int, MR>, row) for all rows, in tiles of kQueries and a rest.
 template <int MR = kQueries, class Run>
@@ -115,7 +110,7 @@ void scores_of(const bf16* query, int64_t rows, int64_t dim, const Places& at, c
   in_tiles(0, rows, [&](auto count, int64_t row) {
     constexpr int MR = decltype(count)::value;
     auto end = [&](int i, int j, Vec s) {
-      _mm512_storeu_ps(scores + (row + i) * kPlaces + j * 16, _mm512_mul_ps(s, scale));
+      store(scores + (row + i) * kPlaces + j * 16, mul(s, scale));
     };
     if (row == 0) {
       score_tile<MR, EIGHT, true>(query, dim, at.keys, stride, next.keys, end);
@@ -148,8 +143,8 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, char* 
   std::fill(peak, peak + rows, -1e30f);
   std::fill(total, total + rows, 0.f);
   std::memset(sums, 0, rows * dim * 4);
-  const Vec scale = _mm512_set1_ps(1.f / std::sqrt(static_cast<float>(dim)));
-  const Vec none = _mm512_set1_ps(-INFINITY);
+  const Vec scale = splat(1.f / std::sqrt(static_cast<float>(dim)));
+  const Vec none = splat(-INFINITY);
   const int64_t last = step.positions[first + unit.count - 1] + 1;  // places that the last query sees
   const int64_t end = std::min<int64_t>(unit.kv1, last);
   const int64_t tile_blocks = std::max<int64_t>(1, 16 / block);  // whose keys make one tile
@@ -204,37 +199,32 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, char* 
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t visible = std::min<int64_t>(count, step.positions[first + r / group] + 1 - from);
       float* s = scores + r * kPlaces;
-      Vec top = _mm512_set1_ps(peak[r]);
+      Vec top = splat(peak[r]);
       for (int64_t p = 0; p < padded; p += 16) {
-        const int64_t seen = visible - p;
-        const __mmask16 mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : seen <= 0 ? 0 : (1u << seen) - 1);
-        Vec v = _mm512_loadu_ps(s + p);
-        if constexpr (CODES) v = _mm512_mul_ps(v, _mm512_loadu_ps(key_scales + p));
-        v = _mm512_mask_blend_ps(mask, none, v);
-        _mm512_storeu_ps(s + p, v);
-        top = _mm512_max_ps(top, v);
+        Vec v = load(s + p);
+        if constexpr (CODES) v = mul(v, load(key_scales + p));
+        v = first_or(v, visible - p, none);
+        store(s + p, v);
+        top = max(top, v);
       }
-      const float highest = _mm512_reduce_max_ps(top);
-      const Vec now = _mm512_set1_ps(highest);
-      Vec sum = _mm512_setzero_ps();
+      const float highest = largest_of(top);
+      const Vec now = splat(highest);
+      Vec sum = zero();
       for (int64_t p = 0; p < padded; p += 16) {
-        Vec e = exponential(_mm512_sub_ps(_mm512_loadu_ps(s + p), now));
-        sum = _mm512_add_ps(sum, e);
-        if constexpr (CODES) {  // nothing was written beyond the last place, and its neighbour is read with it
-          const int64_t seen = count - p;
-          const __mmask16 mask = static_cast<__mmask16>(seen >= 16 ? 0xffff : (1u << seen) - 1);
-          e = _mm512_mul_ps(e, _mm512_maskz_loadu_ps(mask, value_scales + p));
-        }
+        Vec e = exponential(sub(load(s + p), now));
+        sum = add(sum, e);
+        // Nothing was written beyond the last place, and its neighbour is read with it.
+        if constexpr (CODES) e = mul(e, load_first(value_scales + p, count - p));
         store_bf16(weights + r * kPlaces + p, e);
       }
       if (highest != peak[r]) {
         const float fade = std::exp(peak[r] - highest);
         total[r] *= fade;
         for (int64_t d = 0; d < dim; d += 16)
-          _mm512_storeu_ps(sums + r * dim + d, _mm512_mul_ps(_mm512_loadu_ps(sums + r * dim + d), _mm512_set1_ps(fade)));
+          store(sums + r * dim + d, mul(load(sums + r * dim + d), splat(fade)));
         peak[r] = highest;
       }
-      total[r] += _mm512_reduce_add_ps(sum);
+      total[r] += sum_of(sum);
     }
     in_tiles(0, rows, [&](auto tile, int64_t row) {
       constexpr int MR = decltype(tile)::value;
@@ -259,8 +249,8 @@ void attend(const Model& model, const Step& step, const Scratch& scratch, char* 
       continue;
     }
     bf16* out = scratch.attended + (first + r / group) * width + (unit.head * group + r % group) * dim;
-    const Vec whole = _mm512_set1_ps(1.f / total[r]);
-    for (int64_t d = 0; d < dim; d += 16) store_bf16(out + d, _mm512_mul_ps(_mm512_loadu_ps(sums + r * dim + d), whole));
+    const Vec whole = splat(1.f / total[r]);
+    for (int64_t d = 0; d < dim; d += 16) store_bf16(out + d, mul(load(sums + r * dim + d), whole));
   }
 }
 
@@ -275,10 +265,9 @@ void merge(const Model& model, const Step& step, const Scratch& scratch, const M
     for (int64_t p = 0; p < m.parts; ++p) total += parts[p * stride + dim + 1] * std::exp(parts[p * stride + dim] - peak);
     bf16* out = scratch.attended + (first + r / group) * width + (m.head * group + r % group) * dim;
     for (int64_t d = 0; d < dim; d += 16) {
-      Vec sum = _mm512_setzero_ps();
+      Vec sum = zero();
       for (int64_t p = 0; p < m.parts; ++p)
-        sum = _mm512_fmadd_ps(_mm512_loadu_ps(parts + p * stride + d),
-                              _mm512_set1_ps(std::exp(parts[p * stride + dim] - peak) / total), sum);
+        sum = fmadd(load(parts + p * stride + d), splat(std::exp(parts[p * stride + dim] - peak) / total), sum);
       store_bf16(out + d, sum);
     }
   }

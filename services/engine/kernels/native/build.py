@@ -28,13 +28,16 @@ _log = logging.getLogger("headrace.engine.native")
 _HERE = Path(__file__).parent
 _EXTRA = tuple(os.environ.get("HEADRACE_NATIVE_FLAGS", "").split())  # for compiler and linker: sanitizers
 _COMMON = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-w", *_EXTRA)
-_AVX512 = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mtune=icelake-server")
-_NEEDED = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mtune=icelake-server")
+_NEEDED = ("avx2", "fma")
 _UNITS: dict[str, tuple[str, ...]] = {
     "ops.cpp": (),
+    "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,
     "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
     "avx512_bf16.cpp": (*_AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "sampler_avx2.cpp": (*_AVX2, "-ffp-contract=off"),
     "sampler_avx512.cpp": (*_AVX512, "-ffp-contract=off"),
 }
 _BUILD_LIMIT_S = 600
@@ -50,11 +53,11 @@ def library() -> Path:
     """Path of the built extension, building it if that has not been done.
 
     Raises:
-        NotBuilt: no compiler, a processor without AVX-512, or the compiler's first complaint.
+        NotBuilt: no compiler, a processor without AVX2, or the compiler's first complaint.
     """
     missing = [flag for flag in _NEEDED if flag not in cpu_flags()]
     if platform.machine() != "x86_64" or missing:
-        raise NotBuilt("the processor has no AVX-512" + (f" ({', '.join(missing)} missing)" if missing else ""))
+        raise NotBuilt("the processor has no AVX2" + (f" ({', '.join(missing)} missing)" if missing else ""))
     prebuilt = _PREBUILT / _key() / _NAME
     if prebuilt.exists():
         return prebuilt
@@ -67,7 +70,7 @@ def library() -> Path:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _log.info("building native kernels into %s (once; about half a minute)", directory)
+            _log.info("building native kernels into %s (once; about a minute)", directory)
             began = time.monotonic()
             _build(compiler, target)
             _log.info("native kernels built in %.0f s", time.monotonic() - began)

@@ -1,5 +1,5 @@
 // The stack of layers, written once and compiled for each instruction set: the includer defines HEADRACE_ISA (the name
-// of its Isa), HEADRACE_NAME, and what numbers.h asks for.
+// of its Isa), HEADRACE_NAME, and what vector.h asks for.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
     share(m, 1, [&](int64_t from, int64_t to) {
       product<false>(a, tokens, m, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
         float* out = scratch.hidden + row * hs + panel * 16;
-        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), with_bias(m, panel, *sum)));
+        store(out, add(load(out), with_bias(m, panel, *sum)));
       });
     });
     barrier.wait();
@@ -59,7 +59,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
     const Rows before = norm_rows(layer.input_norm);
     share(layer.qkv, 1, [&](int64_t from, int64_t to) {
       product<false>(before, tokens, layer.qkv, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
-        _mm512_storeu_ps(scratch.qkv + row * scratch.qkv_stride + panel * 16, with_bias(layer.qkv, panel, *sum));
+        store(scratch.qkv + row * scratch.qkv_stride + panel * 16, with_bias(layer.qkv, panel, *sum));
       });
     });
     barrier.wait();
@@ -99,7 +99,7 @@ void forward(const Model& model, const Step& step, const Scratch& scratch, std::
     const Rows between = norm_rows(layer.post_norm);
     share(layer.gate_up, 2, [&](int64_t from, int64_t to) {
       product<true>(between, tokens, layer.gate_up, from, to, [&](int64_t row, int64_t panel, Vec* sum) {
-        store_bf16(scratch.gated + row * scratch.inner_stride + panel * 8, _mm512_mul_ps(silu(sum[0]), sum[1]));
+        store_bf16(scratch.gated + row * scratch.inner_stride + panel * 8, mul(silu(sum[0]), sum[1]));
       });
     });
     barrier.wait();
@@ -119,15 +119,13 @@ void logits(const Model& model, const float* hidden, int64_t stride, const int64
   const Rows given{scratch.normed, scratch.hidden_stride, scratch.codes};
   product<false>(given, count, m, m.panels * thread / threads, m.panels * (thread + 1) / threads,
                  [&](int64_t row, int64_t panel, Vec* sum) {
-                   const int64_t left = m.n - panel * 16;
-                   const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
-                   _mm512_mask_storeu_ps(out + row * m.n + panel * 16, mask, *sum);
+                   store_first(out + row * m.n + panel * 16, *sum, m.n - panel * 16);
                  });
 }
 
 }  // namespace
 
 extern const Isa HEADRACE_ISA;
-const Isa HEADRACE_ISA = {HEADRACE_NAME, forward, logits, sample_row_avx512};
+const Isa HEADRACE_ISA = {HEADRACE_NAME, forward, logits, HEADRACE_WIDTH == 512 ? sample_row_avx512 : sample_row_avx2};
 
 }  // namespace headrace

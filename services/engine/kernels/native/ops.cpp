@@ -33,16 +33,19 @@ void Barrier::wait() {
 
 namespace {
 
-std::atomic<const Isa*> chosen{nullptr};  // by a test; none: the best that there is
+std::atomic<const Isa*> chosen{nullptr};  // by who asks; none: the best that there is
 
 // What this processor can do, the least first.
 std::vector<const Isa*> ways() {
-  TORCH_CHECK(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"),
-              "the processor has no AVX-512");
-  std::vector<const Isa*> found{&kAvx512};
-  if (__builtin_cpu_supports("avx512vnni")) found.push_back(&kAvx512Vnni);
-  if (found.size() == 2 && __builtin_cpu_supports("avx512bf16")) found.push_back(&kAvx512Bf16);
+  TORCH_CHECK(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), "the processor has no AVX2");
+  std::vector<const Isa*> found{&kAvx2};
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
+      !__builtin_cpu_supports("avx512dq"))
+    return found;
+  found.push_back(&kAvx512);
+  if (!__builtin_cpu_supports("avx512vnni")) return found;
+  found.push_back(&kAvx512Vnni);
+  if (__builtin_cpu_supports("avx512bf16")) found.push_back(&kAvx512Bf16);
   return found;
 }
 
@@ -171,7 +174,7 @@ std::vector<std::string> instruction_sets() {
   return names;
 }
 
-// For tests: compute as a lesser processor would; "" takes the choice back.
+// Compute as a lesser processor would; "" takes the choice back.
 void use_instruction_set(std::string name) {
   chosen.store(nullptr);
   if (name.empty()) return;

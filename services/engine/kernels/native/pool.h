@@ -37,31 +37,23 @@ inline void write_key(const Model& model, char* pool, int64_t block_size, int64_
 inline void write_value(const Model& model, char* pool, int64_t block_size, int64_t slot, int64_t head, const float* value) {
   const int64_t place = slot % block_size;
   bf16* to = values_of(model, pool, block_size, slot / block_size, head) + place / 2 * 2 * model.dim;
-  for (int64_t d = 0; d < model.dim; d += 16) {
-    const __m512i wide = _mm512_cvtepu16_epi32(to_bf16(_mm512_loadu_ps(value + d)));
-    if (place % 2) {
-      _mm512_mask_storeu_epi16(to + d * 2, 0xaaaaaaaau, _mm512_slli_epi32(wide, 16));
-    } else {
-      _mm512_mask_storeu_epi16(to + d * 2, 0x55555555u, wide);
-    }
-  }
+  for (int64_t d = 0; d < model.dim; d += 16) store_bf16_apart(to + d * 2, load(value + d), place % 2);
 }
 
-// D numbers, sixteen from load(d), as codes whose largest is 127; returns their scale, which is NaN where one of them is.
-template <class Load>
-inline float encode(int64_t dim, Load&& load, int8_t* codes) {
-  Vec top = _mm512_setzero_ps();
-  __mmask16 broken = 0;
+// D numbers, sixteen from at(d), as codes whose largest is 127; returns their scale, which is NaN where one of them is.
+template <class At>
+inline float encode(int64_t dim, At&& at, int8_t* codes) {
+  Vec top = zero();
+  bool broken = false;
   for (int64_t d = 0; d < dim; d += 16) {
-    const Vec x = load(d);
-    broken |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    top = _mm512_max_ps(top, _mm512_abs_ps(x));
+    const Vec x = at(d);
+    broken |= has_nan(x);
+    top = max(top, abs(x));
   }
-  const float largest = broken ? NAN : _mm512_reduce_max_ps(top);
-  const Vec inverse = _mm512_set1_ps(largest > 1e-30f ? 127.f / largest : 0.f);
+  const float largest = broken ? NAN : largest_of(top);
+  const Vec inverse = splat(largest > 1e-30f ? 127.f / largest : 0.f);
   for (int64_t d = 0; d < dim; d += 16)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + d),
-                     _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(load(d), inverse))));
+    store_codes(codes + d, to_ints(mul(at(d), inverse)));
   return largest / 127.f;
 }
 
@@ -80,7 +72,7 @@ inline void encode_value(const Model& model, char* pool, int64_t block_size, int
   int8_t* to = codes_of(model, pool, block_size, slot / block_size, head);
   const int64_t place = slot % block_size;
   scales_of(model, to, block_size)[block_size + place] =
-      encode(model.dim, [&](int64_t d) { return _mm512_loadu_ps(value + d); }, codes);
+      encode(model.dim, [&](int64_t d) { return load(value + d); }, codes);
   to += block_size * model.dim + place / 2 * 2 * model.dim + place % 2;
   for (int64_t d = 0; d < model.dim; ++d) to[d * 2] = codes[d];
 }
@@ -88,10 +80,9 @@ inline void encode_value(const Model& model, char* pool, int64_t block_size, int
 // `count` codes, a multiple of 64, as bfloat16, which has them all; as many from `next` on are brought into the cache.
 inline void widen(const int8_t* codes, int64_t count, const int8_t* next, bf16* out) {
   for (int64_t i = 0; i < count; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(next + i), _MM_HINT_T0);
-#pragma GCC unroll 2
-    for (int64_t at = i; at < i + 64; at += 32)
-      _mm512_storeu_si512(out + at, codes_to_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + at))));
+    fetch(next + i);
+    widen_codes(codes + i, out + i);
+    widen_codes(codes + i + 32, out + i + 32);
   }
 }
 

@@ -18,7 +18,7 @@ void product(const Rows& a, int64_t rows, const Matrix& m, int64_t from, int64_t
 }
 
 inline Vec with_bias(const Matrix& m, int64_t panel, Vec sum) {
-  return m.bias ? _mm512_add_ps(sum, _mm512_loadu_ps(m.bias + panel * 16)) : sum;
+  return m.bias ? add(sum, load(m.bias + panel * 16)) : sum;
 }
 
 }  // namespace

@@ -22,20 +22,20 @@ inline __attribute__((always_inline)) void tile(const bf16* a, int64_t lda, cons
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 4
-      for (int j = 0; j < NP; ++j) sum[u][i][j] = _mm512_setzero_ps();
+      for (int j = 0; j < NP; ++j) sum[u][i][j] = zero();
   int64_t p = 0;
   auto step = [&](int u, int64_t at) __attribute__((always_inline)) {
-    __m512i w[NP];
+    Ints w[NP];
 #pragma GCC unroll 4
-    for (int j = 0; j < NP; ++j) w[j] = _mm512_load_si512(b + j * panel + at * 32);
+    for (int j = 0; j < NP; ++j) w[j] = load_ints(b + j * panel + at * 32);
 #pragma GCC unroll 4
     for (int j = 0; j < FETCH; ++j)
-      _mm_prefetch(reinterpret_cast<const char*>(next + j * panel + at * 32), _MM_HINT_T0);
+      fetch(next + j * panel + at * 32);
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
       int32_t two;
       std::memcpy(&two, a + i * lda + at * 2, 4);
-      __m512i x = _mm512_set1_epi32(two);
+      Ints x = splat_int(two);
 #pragma GCC unroll 4
       for (int j = 0; j < NP; ++j) sum[u][i][j] = dot(sum[u][i][j], x, w[j]);
     }
@@ -52,13 +52,11 @@ inline __attribute__((always_inline)) void tile(const bf16* a, int64_t lda, cons
     for (int j = 0; j < NP; ++j) {
       out[j] = sum[0][i][j];
 #pragma GCC unroll 4
-      for (int u = 1; u < KU; ++u) out[j] = _mm512_add_ps(out[j], sum[u][i][j]);
+      for (int u = 1; u < KU; ++u) out[j] = add(out[j], sum[u][i][j]);
     }
     end(i, out);
   }
 }
-
-constexpr int kRows = 6, kPanels = 4;  // of the tile for many rows: 24 sums, 4 weights, 1 input in 32 registers
 
 // The last, fewer rows of a tile.
 template <int MR, int NP, class End>
@@ -100,8 +98,6 @@ inline void stream_rows(int64_t rows, const bf16* a, int64_t lda, const bf16* b,
     }
   }
 }
-
-constexpr int64_t kFewRows = 8;
 
 // Panels from .. to of a product; end(row, panel, sum) for each panel, or for each pair of panels with PAIR.
 template <bool PAIR, class End>

@@ -15,28 +15,25 @@ namespace {
 void quantise(const bf16* x, int64_t n, const Codes& out) {
   for (int64_t g = 0; g * kGroup < n; ++g) {
     const int64_t from = g * kGroup, count = std::min(kGroup, n - from);
-    Vec values[kGroup / 16], top = _mm512_setzero_ps();
-    __mmask16 broken = 0;
+    Vec values[kGroup / 16], top = zero();
+    bool broken = false;
 #pragma GCC unroll 4
     for (int i = 0; i < kGroup / 16; ++i) {
-      const int64_t left = count - i * 16;
-      const __mmask16 mask = static_cast<__mmask16>(left >= 16 ? 0xffff : left <= 0 ? 0 : (1u << left) - 1);
-      values[i] = _mm512_castsi512_ps(
-          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, x + from + i * 16)), 16));
-      broken |= _mm512_cmp_ps_mask(values[i], values[i], _CMP_UNORD_Q);
-      top = _mm512_max_ps(top, _mm512_abs_ps(values[i]));
+      values[i] = load_bf16_first(x + from + i * 16, count - i * 16);
+      broken |= has_nan(values[i]);
+      top = max(top, abs(values[i]));
     }
-    const float largest = broken ? NAN : _mm512_reduce_max_ps(top);
-    const Vec inverse = _mm512_set1_ps(largest > 1e-30f ? 127.f / largest : 0.f);
-    __m512i sum = _mm512_setzero_si512();
+    const float largest = broken ? NAN : largest_of(top);
+    const Vec inverse = splat(largest > 1e-30f ? 127.f / largest : 0.f);
+    Ints sum = splat_int(0);
 #pragma GCC unroll 4
     for (int i = 0; i < kGroup / 16; ++i) {
-      const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(values[i], inverse));
-      sum = _mm512_add_epi32(sum, code);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out.data + from + i * 16), _mm512_cvtsepi32_epi8(code));
+      const Ints code = to_ints(mul(values[i], inverse));
+      sum = add_ints(sum, code);
+      store_codes(out.data + from + i * 16, code);
     }
     out.scales[g] = largest / 127.f;
-    out.offsets[g] = -128 * _mm512_reduce_add_epi32(sum);
+    out.offsets[g] = -128 * sum_of_ints(sum);
   }
 }
 
@@ -51,26 +48,26 @@ inline __attribute__((always_inline)) void tile_int8(const Codes& a, const Matri
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 2
-    for (int j = 0; j < NP; ++j) sum[i][j] = _mm512_setzero_ps();
+    for (int j = 0; j < NP; ++j) sum[i][j] = zero();
   for (int64_t g = 0; g < groups; ++g) {
-    __m512i part[MR][NP];
+    Ints part[MR][NP];
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i)
 #pragma GCC unroll 2
-      for (int j = 0; j < NP; ++j) part[i][j] = _mm512_set1_epi32(a.offsets[i * a.group_stride + g]);
+      for (int j = 0; j < NP; ++j) part[i][j] = splat_int(a.offsets[i * a.group_stride + g]);
     const int64_t begin = g * kGroup / 4, stop = std::min(begin + kGroup / 4, bytes / 64);
 #pragma GCC unroll 2
     for (int64_t s = begin; s < stop; ++s) {
-      __m512i v[NP];
+      Ints v[NP];
 #pragma GCC unroll 2
-      for (int j = 0; j < NP; ++j) v[j] = _mm512_load_si512(w + j * bytes + s * 64);
+      for (int j = 0; j < NP; ++j) v[j] = load_ints(w + j * bytes + s * 64);
 #pragma GCC unroll 2
-      for (int j = 0; j < FETCH; ++j) _mm_prefetch(reinterpret_cast<const char*>(next + j * bytes + s * 64), _MM_HINT_T0);
+      for (int j = 0; j < FETCH; ++j) fetch(next + j * bytes + s * 64);
 #pragma GCC unroll 16
       for (int i = 0; i < MR; ++i) {
         int32_t four;
         std::memcpy(&four, a.data + i * a.stride + s * 4, 4);
-        const __m512i x = _mm512_set1_epi32(four);
+        const Ints x = splat_int(four);
 #pragma GCC unroll 2
         for (int j = 0; j < NP; ++j) part[i][j] = dot_bytes(part[i][j], v[j], x);
       }
@@ -80,8 +77,7 @@ inline __attribute__((always_inline)) void tile_int8(const Codes& a, const Matri
       const Vec of_weight = load_bf16(scales + (j * groups + g) * 16);
 #pragma GCC unroll 16
       for (int i = 0; i < MR; ++i)
-        sum[i][j] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(part[i][j]), of_weight),
-                                    _mm512_set1_ps(a.scales[i * a.group_stride + g]), sum[i][j]);
+        sum[i][j] = fmadd(mul(to_floats(part[i][j]), of_weight), splat(a.scales[i * a.group_stride + g]), sum[i][j]);
     }
   }
 #pragma GCC unroll 16
@@ -99,8 +95,6 @@ inline void few_rows_int8(int64_t rows, const Codes& a, const Matrix& m, int64_t
     }
   }
 }
-
-constexpr int kRowsInt8 = 6;  // of a tile: 12 sums of a group, 12 of all, 2 weights, 1 input in 32 registers
 
 // Any rows times NP panels; end(row, out[NP]). The first tiles fetch the panels after these.
 template <int NP, class End>

@@ -10,19 +10,19 @@ namespace {
 
 // Root-mean-square normalisation (Zhang and Sennrich, 2019) of n floats into bfloat16.
 void normalise(const float* x, const float* weight, int64_t n, float eps, bf16* out) {
-  Vec sum = _mm512_setzero_ps();
+  Vec sum = zero();
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    Vec v = _mm512_loadu_ps(x + i);
-    sum = _mm512_fmadd_ps(v, v, sum);
+    Vec v = load(x + i);
+    sum = fmadd(v, v, sum);
   }
-  const __mmask16 tail = static_cast<__mmask16>((1u << (n - i)) - 1);
-  Vec rest = _mm512_maskz_loadu_ps(tail, x + i);
-  sum = _mm512_fmadd_ps(rest, rest, sum);
-  const Vec scale = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(sum) / static_cast<float>(n) + eps));
+  const int64_t tail = n - i;
+  Vec rest = load_first(x + i, tail);
+  sum = fmadd(rest, rest, sum);
+  const Vec scale = splat(1.f / std::sqrt(sum_of(sum) / static_cast<float>(n) + eps));
   for (i = 0; i + 16 <= n; i += 16)
-    store_bf16(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), scale), _mm512_loadu_ps(weight + i)));
-  if (tail) store_bf16(out + i, _mm512_mul_ps(_mm512_mul_ps(rest, scale), _mm512_maskz_loadu_ps(tail, weight + i)));
+    store_bf16(out + i, mul(mul(load(x + i), scale), load(weight + i)));
+  if (tail) store_bf16(out + i, mul(mul(rest, scale), load_first(weight + i, tail)));
 }
 
 // One head: normalise it (where the family does), rotate it (Su et al., 2021), write it as bfloat16.
@@ -35,12 +35,11 @@ void rotate(float* x, const float* norm, float eps, int64_t dim, const float* co
   }
   const int64_t half = dim / 2;
   for (int64_t d = 0; d < half; d += 16) {
-    const __mmask16 m = static_cast<__mmask16>(half - d >= 16 ? 0xffff : (1u << (half - d)) - 1);
-    Vec a = _mm512_maskz_loadu_ps(m, x + d), b = _mm512_maskz_loadu_ps(m, x + half + d);
-    Vec c = _mm512_maskz_loadu_ps(m, cos + d), s = _mm512_maskz_loadu_ps(m, sin + d);
-    Vec first = _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), second = _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s));
-    _mm256_mask_storeu_epi16(out + d, m, to_bf16(first));
-    _mm256_mask_storeu_epi16(out + half + d, m, to_bf16(second));
+    const int64_t n = half - d;
+    Vec a = load_first(x + d, n), b = load_first(x + half + d, n), c = load_first(cos + d, n), s = load_first(sin + d, n);
+    Vec first = fmsub(a, c, mul(b, s)), second = fmadd(b, c, mul(a, s));
+    store_bf16_first(out + d, first, n);
+    store_bf16_first(out + half + d, second, n);
   }
 }
 

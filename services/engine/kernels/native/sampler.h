@@ -32,6 +32,6 @@ struct Choice {
 constexpr int32_t kNotFinite = -1, kNothingLeft = -2, kOutside = -3;
 
 using SampleRow = void(const Draw& draw, int64_t vocab, const Choice& choice);
-SampleRow sample_row_avx512;
+SampleRow sample_row_avx512, sample_row_avx2;
 
 }  // namespace headrace

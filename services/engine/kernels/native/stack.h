@@ -143,6 +143,6 @@ struct Isa {
   SampleRow* sample_row;
 };
 
-extern const Isa kAvx512, kAvx512Vnni, kAvx512Bf16;
+extern const Isa kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16;
 
 }  // namespace headrace

@@ -1,0 +1,2 @@
+#define HEADRACE_SAMPLE_ROW sample_row_avx2
+#include "sampler_row.h"
