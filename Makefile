@@ -72,7 +72,7 @@ bench-peers: setup ## install other engines into a cache folder, and measure by 
 bench-self: setup ## the workbench itself: its ceiling, and whether it sees a stall (2 minutes)
 	@$(PY) -m headrace.bench.self_check
 
-bench-gate: setup ## the gate tried: red on a pipeline 10 % slower, green on one that is the same (45 minutes; goes on where it was)
+bench-gate: setup ## the gate tried: red on a pipeline 10 % slower, green on one that is the same (an hour; goes on where it was)
 	@$(PY) -m headrace.bench.gate_trials
 
 bench-tracing: setup ## what tracing costs: off, 10 % and 100 % in turn
