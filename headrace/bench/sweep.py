@@ -29,7 +29,8 @@ SETTINGS: Mapping[str, str] = {
 UNLOADED_REQUESTS, UNLOADED_RUNS = 30, 2
 SLO_FACTOR = 3.0  # of the P95 of a server without load, where no objectives are given
 LEAST_IN_FLIGHT = 0.5  # requests: below, a server is without load, and less load changes nothing
-_SERVERS_FAULT = ("not steady", "failures")  # problems of a run that say that the level is too high
+_UNSTEADY, _FEW = "not steady", "too few samples"
+_SERVERS_FAULT = (_UNSTEADY, "failures")  # problems of a run that say that the level is too high
 TRIES = 4  # of a probe or a pair with an invalid run: the machine may have been busy
 # Seeds of what is not to share prompts: the second would find those of the first in the prefix cache.
 _AGAIN_SEED, _WARM_UP_SEED = 1_000, 1_000_000
@@ -193,4 +194,7 @@ def _kept_pair(
 
 def _not_the_servers(report: Report) -> list[str]:
     """Problems of a run that do not say that the level is too high."""
-    return [text for text in report["legs"][0]["problems"] if not text.startswith(_SERVERS_FAULT)]
+    problems = report["legs"][0]["problems"]
+    unsteady = any(text.startswith(_UNSTEADY) for text in problems)  # then what is left can be few
+    servers = (*_SERVERS_FAULT, *((_FEW,) if unsteady else ()))
+    return [text for text in problems if not text.startswith(servers)]

@@ -87,6 +87,15 @@ def test_an_overloaded_open_loop_is_beyond_the_knee() -> None:
     assert found.recommended == pytest.approx(0.7 * found.level.value)
 
 
+def test_an_overload_without_enough_steady_requests_is_beyond_the_knee() -> None:
+    """A latency that only grows leaves half of the requests: too few are not the tool's fault then."""
+    spec = LoadSpec("open", (Leg(1, requests=150),), prompt="8", output="8", arrivals="constant")
+    measuring = Measuring(Slo(ttft=0.15), processes=1, fewest=100)
+    search = sweep.KneeSweep(Made(Places()), spec, server(), measuring)
+    assert search.find(50, resolution=0.05, repeats=1).level.value >= 90
+    assert any("too few samples" in text for one in search.probes for text in one["problems"])
+
+
 def test_a_tool_at_its_limit_finds_no_knee() -> None:
     """What it would find is its own."""
     places = Places()
