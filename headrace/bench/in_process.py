@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headrace.bench.results import Run, RunFailed
@@ -16,6 +17,7 @@ from headrace.bench.workloads import Item, Workload
 if TYPE_CHECKING:
     from services.engine.engine import Engine
 
+GREEDY: Mapping[str, Any] = MappingProxyType({"temperature": 0.0})
 Tick = Callable[[int], None]  # output tokens so far
 
 
@@ -115,12 +117,12 @@ class EngineBench:
             cpu_seconds=time.process_time() - cpu_begun,
         )
 
-    def add(self, number: int, item: Item) -> None:
-        """Adds one request: greedy, to its full length."""
+    def add(self, number: int, item: Item, sampling: Mapping[str, Any] = GREEDY) -> None:
+        """Adds one request, to its full length."""
         from services.engine.request import Request, SamplingParams
 
-        greedy = SamplingParams(temperature=0.0)
-        self.engine.add(Request(number, item.prompt, max_tokens=item.output, sampling=greedy, ignore_eos=True))
+        chosen = SamplingParams(**sampling)
+        self.engine.add(Request(number, item.prompt, max_tokens=item.output, sampling=chosen, ignore_eos=True))
 
     def _add(self, open_: dict[int, _Open], workload: Workload, chain: int, place: int) -> None:
         item = workload[chain][place]

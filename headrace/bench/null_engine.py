@@ -19,6 +19,7 @@ from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from services.engine.memory import ResidentMemory
     from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepOutput
     from services.engine.request import Request
 
@@ -51,12 +52,13 @@ class NullEngine:
     def __init__(self, tokens_per_s: float) -> None:
         from services.engine import limits, outputs, request
         from services.engine.config import EngineConfig
-        from services.engine.memory import MemoryLedger
+        from services.engine.memory import MemoryLedger, ResidentMemory
 
         self.config = EngineConfig(model_dir=Path())
         self.limits = limits.EngineLimits(CONTEXT_LENGTH, CONTEXT_LENGTH, VOCABULARY_SIZE, frozenset())
         nothing: dict[str, Any] = {f.name: "" if f.name == "kv_formula" else 0 for f in fields(MemoryLedger)}
         self.memory = MemoryLedger(**nothing)
+        self._no_memory = ResidentMemory()
         self.model = SimpleNamespace(family=SimpleNamespace(architecture="NullEngine"))
         self._fit = limits.fit_request
         self._outputs, self._finish = outputs, request.FinishReason
@@ -97,6 +99,10 @@ class NullEngine:
         """Ends every request as cancelled."""
         for request_id in list(self._open):
             self.abort(request_id)
+
+    def resident(self) -> ResidentMemory:
+        """Holds nothing that would be worth telling."""
+        return self._no_memory
 
     def on_lost(self, function: Callable[[str], None]) -> None:
         """Has no other process that could be lost."""

@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from headrace.bench.in_process import EngineBench
+from headrace.bench.in_process import GREEDY, EngineBench
 from headrace.bench.results import quantile
-from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE
+from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE, Item
 
 PROMPT_TOKENS = 64
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "greedy": {"temperature": 0.0},
+        "greedy": GREEDY,
         "advised": {"temperature": 0.2, "top_p": 0.9},  # by the default model's authors
         "top_k": {"temperature": 1.0, "top_k": 50},
         "drawn": {"temperature": 1.0},
@@ -48,13 +48,11 @@ class StepClock:
 
     def measure(self, rows: int, sampling: str, steps: int) -> list[tuple[int, int, int]]:
         """Nanoseconds of each of `steps` steps of `rows` answers: all, in the model, choosing; then nobody is left."""
-        from services.engine.request import Request, SamplingParams
-
         engine, draw = self._bench.engine, random.Random(rows)  # noqa: S311 - repeatable on purpose
         for number in range(rows):
-            prompt = [draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(PROMPT_TOKENS)]
-            chosen = SamplingParams(**SAMPLINGS[sampling], seed=number)
-            engine.add(Request(number, prompt, sampling=chosen, ignore_eos=True))
+            prompt = tuple(draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(PROMPT_TOKENS))
+            item = Item(prompt, engine.limits.context_length - PROMPT_TOKENS)
+            self._bench.add(number, item, {**SAMPLINGS[sampling], "seed": number})
         settled = 0
         while settled < _SETTLING_STEPS:
             facts = engine.step().facts

@@ -72,4 +72,13 @@ def table(answer: gateway_pb2.GetStatsResponse) -> Table:
         label = field.name.removesuffix("_count").replace("_", " ")
         values = [str(getattr(engine.stats, field.name)) if engine.reachable else "" for engine in answer.engines]
         drawn.add_row(label, *values)
+    drawn.add_row("resident beside weights and kv", *(rest_of(engine.stats) for engine in answer.engines))
     return drawn
+
+
+def rest_of(stats: engine_pb2.EngineStats) -> str:
+    """What of an engine's process is in RAM that is neither weights nor KV: all, and without the pages of files."""
+    if not stats.resident_bytes:
+        return ""
+    rest = stats.resident_bytes - stats.resident_weight_bytes - stats.resident_kv_bytes
+    return f"{rest / 1e6:.0f} MB, {(rest - stats.resident_file_bytes) / 1e6:.0f} MB without files"

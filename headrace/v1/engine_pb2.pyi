@@ -265,7 +265,7 @@ class EngineTimings(_message.Message):
     def __init__(self, total_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., queue_reason: _Optional[_Union[_timings_pb2.QueueReason, str]] = ..., prefill_ns: _Optional[int] = ..., computed_token_count: _Optional[int] = ..., cached_token_count: _Optional[int] = ..., prefill_chunk_count: _Optional[int] = ..., decode_ns: _Optional[int] = ..., decode_step_count: _Optional[int] = ..., inter_token_p50_ns: _Optional[int] = ..., inter_token_p99_ns: _Optional[int] = ..., inter_token_max_ns: _Optional[int] = ..., stalled_ns: _Optional[int] = ..., paused_ns: _Optional[int] = ..., preempted_ns: _Optional[int] = ..., preemption_count: _Optional[int] = ..., recomputed_token_count: _Optional[int] = ..., drafted_token_count: _Optional[int] = ..., accepted_token_count: _Optional[int] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count", "kv_wasted_token_count", "drafted_token_count", "accepted_token_count")
+    __slots__ = ("running_count", "waiting_count", "paused_count", "open_stream_count", "kv_total_block_count", "kv_free_block_count", "kv_cached_block_count", "preemption_count", "prefilled_token_count", "decoded_token_count", "step_count", "kv_wasted_token_count", "drafted_token_count", "accepted_token_count", "resident_bytes", "resident_file_bytes", "resident_weight_bytes", "resident_kv_bytes")
     RUNNING_COUNT_FIELD_NUMBER: _ClassVar[int]
     WAITING_COUNT_FIELD_NUMBER: _ClassVar[int]
     PAUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,10 @@ class EngineStats(_message.Message):
     KV_WASTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     running_count: int
     waiting_count: int
     paused_count: int
@@ -294,7 +298,11 @@ class EngineStats(_message.Message):
     kv_wasted_token_count: int
     drafted_token_count: int
     accepted_token_count: int
-    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_wasted_token_count: _Optional[int] = ..., drafted_token_count: _Optional[int] = ..., accepted_token_count: _Optional[int] = ...) -> None: ...
+    resident_bytes: int
+    resident_file_bytes: int
+    resident_weight_bytes: int
+    resident_kv_bytes: int
+    def __init__(self, running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., paused_count: _Optional[int] = ..., open_stream_count: _Optional[int] = ..., kv_total_block_count: _Optional[int] = ..., kv_free_block_count: _Optional[int] = ..., kv_cached_block_count: _Optional[int] = ..., preemption_count: _Optional[int] = ..., prefilled_token_count: _Optional[int] = ..., decoded_token_count: _Optional[int] = ..., step_count: _Optional[int] = ..., kv_wasted_token_count: _Optional[int] = ..., drafted_token_count: _Optional[int] = ..., accepted_token_count: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., resident_file_bytes: _Optional[int] = ..., resident_weight_bytes: _Optional[int] = ..., resident_kv_bytes: _Optional[int] = ...) -> None: ...
 
 class MemoryLedger(_message.Message):
     __slots__ = ("weight_bytes", "kv_bytes", "kv_bytes_per_token", "kv_block_size", "kv_block_count", "kv_formula", "peak_activation_bytes", "allocator_reserved_bytes", "allocator_allocated_bytes", "allocator_largest_free_bytes")

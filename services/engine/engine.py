@@ -18,7 +18,7 @@ from services.engine.config import EngineConfig
 from services.engine.faults import FaultGuard
 from services.engine.gpu_memory import BareRunner, measure, pool_bytes
 from services.engine.limits import EngineLimits, fit_request
-from services.engine.memory import MemoryLedger, fitting_blocks, kv_bytes_per_token, kv_formula
+from services.engine.memory import MemoryLedger, ResidentMemory, fitting_blocks, kv_bytes_per_token, kv_formula
 from services.engine.model.config import ModelConfig, load_config
 from services.engine.model.shard import Shard
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage, StepFacts, StepMember, StepOutput
@@ -259,6 +259,12 @@ class Engine:
             kv_wasted_token_count=self._scheduler.roster.wasted_token_count(self.config.block_size),
             backlog_token_count=self._scheduler.roster.backlog_token_count,
         )
+
+    def resident(self) -> ResidentMemory:
+        """What of this process is in RAM now; asking takes a millisecond for some gigabytes of pool."""
+        here = [layer for layer in self._runner.kv if layer.device.type == "cpu"]
+        weight_bytes = self.memory.weight_bytes if here else 0
+        return ResidentMemory.measure(weight_bytes, [(layer.data_ptr(), layer.nbytes) for layer in here])
 
     def flush_prefix_cache(self) -> int:
         """Forget every cached prefix; how many blocks were forgotten."""

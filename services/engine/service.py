@@ -29,7 +29,7 @@ from services.engine.engine import Engine, EngineConfig
 from services.engine.facts import default_sampling, facts_of
 from services.engine.loop import EngineLoop
 from services.engine.measures import Measures
-from services.engine.memory import heap_facts
+from services.engine.memory import heap_facts, settle
 from services.engine.model.config import ModelError
 from services.engine.outputs import StepFacts, StepOutput
 from services.engine.profile import MAX_STEPS, Profile
@@ -110,6 +110,7 @@ class EngineProcess(Service):
     def _load(self, directory: Path) -> Engine:
         engine = Engine.load(EngineConfig(model_dir=directory, **asdict(self._settings.engine)))
         engine.warm_up()
+        settle()
         return engine
 
     def _on_fatal(self, error: BaseException) -> None:
@@ -316,8 +317,8 @@ class EngineServicer(engine_pb2_grpc.EngineServiceServicer):
         self, request: engine_pb2.EngineServiceGetStatsRequest, call: Call
     ) -> engine_pb2.EngineServiceGetStatsResponse:
         """What the engine is doing, as of the end of the running step."""
-        stats = await asyncio.wrap_future(self._engine_loop().call(Engine.stats))
-        return engine_pb2.EngineServiceGetStatsResponse(stats=wire.stats_of(stats, len(self._open)))
+        stats, resident = await asyncio.wrap_future(self._engine_loop().call(lambda e: (e.stats(), e.resident())))
+        return engine_pb2.EngineServiceGetStatsResponse(stats=wire.stats_of(stats, resident, len(self._open)))
 
     async def FlushPrefixCache(  # noqa: N802
         self, request: engine_pb2.EngineServiceFlushPrefixCacheRequest, call: Call

@@ -51,6 +51,11 @@ class ActivationMeter(TorchDispatchMode):  # type: ignore[no-untyped-call] # tor
         self._live_bytes = 0
         self._users: dict[int, int] = {}  # tensors on each storage that was made here
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and to be told so torch's compiler would be loaded, which takes 150 MB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

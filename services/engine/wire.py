@@ -9,6 +9,7 @@ from google.rpc import code_pb2
 
 from headrace import errors
 from headrace.v1 import engine_pb2, generation_pb2, timings_pb2
+from services.engine.memory import ResidentMemory
 from services.engine.outputs import EngineStats, RequestOutput, RequestUsage
 from services.engine.plan import TokenLogprobs
 from services.engine.request import (
@@ -185,7 +186,7 @@ def timings_of(usage: RequestUsage) -> engine_pb2.EngineTimings:
     return timings
 
 
-def stats_of(stats: EngineStats, open_stream_count: int) -> engine_pb2.EngineStats:
+def stats_of(stats: EngineStats, resident: ResidentMemory, open_stream_count: int) -> engine_pb2.EngineStats:
     """The contract's message for the engine's gauges and totals."""
     return engine_pb2.EngineStats(
         running_count=stats.running_count,
@@ -202,4 +203,8 @@ def stats_of(stats: EngineStats, open_stream_count: int) -> engine_pb2.EngineSta
         kv_wasted_token_count=stats.kv_wasted_token_count,
         drafted_token_count=stats.drafted_token_count,
         accepted_token_count=stats.accepted_token_count,
+        resident_bytes=resident.total_bytes,
+        resident_file_bytes=resident.file_bytes,
+        resident_weight_bytes=resident.weight_bytes,
+        resident_kv_bytes=resident.kv_bytes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from headrace.v1 import generation_pb2
 from services.engine.facts import facts_of
-from services.engine.memory import heap_facts
+from services.engine.memory import ResidentMemory, heap_facts, touched_bytes
 from services.engine.warm_up import ActivationMeter
 from tests.engine.factories import make_engine, make_request, tiny_config, write_model
 
@@ -67,6 +68,27 @@ def test_the_heap_grows_by_what_is_taken() -> None:
     assert after.largest_free_bytes == 0
     if before.reserved_bytes:
         assert after.allocated_bytes - before.allocated_bytes >= held.nbytes
+
+
+def test_a_pool_counts_as_far_as_it_is_touched() -> None:
+    """Of 8 MB the two that were written, of a part the page of it; of nothing nothing."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[: 2 << 20] = b"1" * (2 << 20)
+    address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    assert touched_bytes(address, 8 << 20) == 2 << 20
+    assert touched_bytes(address + 100, 1) == page
+    assert touched_bytes(address + (4 << 20), 4 << 20) == 0
+
+
+def test_an_engine_says_what_of_it_is_resident(model: Path, tmp_path: Path) -> None:
+    """Weights, the touched part of the pool, and what the kernel says; 0 where it says nothing."""
+    engine = make_engine(model)
+    resident = engine.resident()
+    assert resident.weight_bytes == engine.memory.weight_bytes
+    assert 0 < resident.kv_bytes <= engine.memory.kv_bytes + 2 * mmap.PAGESIZE * len(engine._runner.kv)
+    assert 0 < resident.file_bytes < resident.total_bytes
+    assert ResidentMemory.measure(0, [], proc=tmp_path) == ResidentMemory()
 
 
 def test_get_engine_tells_the_ledger(model: Path) -> None:

@@ -101,7 +101,15 @@ class ScriptedGateway(ScriptedSessions, gateway_pb2_grpc.GatewayServiceServicer)
 
     async def GetStats(self, request: Any, context: Any) -> gateway_pb2.GetStatsResponse:
         await self._take(request, context)
-        stats = engine_pb2.EngineStats(running_count=2, kv_total_block_count=10, kv_free_block_count=4)
+        stats = engine_pb2.EngineStats(
+            running_count=2,
+            kv_total_block_count=10,
+            kv_free_block_count=4,
+            resident_bytes=900_000_000,
+            resident_weight_bytes=500_000_000,
+            resident_kv_bytes=100_000_000,
+            resident_file_bytes=80_000_000,
+        )
         up = gateway_pb2.EngineState(
             address="127.0.0.1:1",
             reachable=True,

@@ -156,6 +156,7 @@ def test_stats(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert formats == ["bfloat16", "none", "int8"]
     assert "not reachable" in captured.err
     assert "int8" in captured.err
+    assert "300 MB, 220 MB without files" in captured.err
     assert "kv total block" in captured.err
 
 
