@@ -109,7 +109,7 @@ def test_an_engine_that_hangs_is_given_up(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setattr(worker, "GENERATE_TIMEOUT_S", 0.2)
     with pytest.raises(RunFailed, match=r"did not answer in 0\.2 s"):
         engine.generate(ITEMS)
-    assert not _states(engine.process_id)
+    _until(lambda: not _states(engine.process_id))
 
 
 def _until(condition: Callable[[], bool]) -> None:
