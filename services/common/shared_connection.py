@@ -5,8 +5,8 @@ belongs to the oldest that has none. A command is sent whole, whether or not som
 an answer is late or the connection breaks, the connection is dropped and what was under way fails: nobody knows what
 became of it, so commands must bear being sent twice.
 
-redis-py connects, encrypts and logs in; then the transport is ours. Its streams cost twice what both scripts of a
-request do here.
+redis-py connects, encrypts and logs in; then the transport is ours, and hiredis packs and parses. Its streams cost
+twice what both scripts of a request do here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import hiredis
 import redis.asyncio as redis
 from redis.asyncio.connection import parse_url
-from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from services.common.resp import Incomplete, Word, packed, parsed
 from services.common.shared import SharedStateLost
+
+Word = str | bytes | int | float
 
 
 class Script:
@@ -64,12 +66,12 @@ class SharedConnection:
 
     def ask(self, *words: Word) -> asyncio.Future[Any]:
         """Sends a command; the future is its answer, or raises SharedStateLost. To cancel it is to hear no answer."""
-        return self._add(packed(words))
+        return self._add(_packed(words))
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Word] = ()) -> asyncio.Future[Any]:
         """Runs a script, once, whether or not Redis knows it still; else as `ask`."""
         words = (len(keys), *keys, *arguments)
-        return self._add(packed(("EVALSHA", script.digest, *words)), ("EVAL", script.text, *words))
+        return self._add(_packed(("EVALSHA", script.digest, *words)), ("EVAL", script.text, *words))
 
     async def close(self) -> None:
         """Drops the connection; what has no answer fails."""
@@ -132,7 +134,7 @@ class _Wire(asyncio.Protocol):
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._transport, self._timeout_s = transport, timeout_s
         self._sent: deque[_Command] = deque()
-        self._received = b""
+        self._reader = hiredis.Reader(protocolError=ConnectionError, replyError=ResponseError)
         self._timer: asyncio.TimerHandle | None = None
         transport.set_protocol(self)
 
@@ -148,17 +150,12 @@ class _Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Gives each answer to the oldest command without one."""
-        self._received += data
-        at = 0
+        self._reader.feed(data)
         try:
-            while at < len(self._received):
-                answer, at = parsed(self._received, at)
+            while (answer := self._reader.gets()) is not False:
                 self._answered(answer)
-        except Incomplete:
-            pass
-        except InvalidResponse as error:
+        except ConnectionError as error:
             self.drop(error)
-        self._received = self._received[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side has closed it, or this one."""
@@ -175,13 +172,13 @@ class _Wire(asyncio.Protocol):
 
     def _answered(self, answer: Any) -> None:
         if not self._sent:
-            raise InvalidResponse("an answer to nothing")
+            raise ConnectionError("an answer to nothing")
         command = self._sent.popleft()
         if not isinstance(answer, ResponseError):
             if not command.answer.done():
                 command.answer.set_result(answer)
         elif command.in_full and str(answer).startswith("NOSCRIPT"):
-            command.data, command.in_full = packed(command.in_full), ()
+            command.data, command.in_full = _packed(command.in_full), ()
             self.write([command])
         else:
             command.fail(answer)
@@ -193,3 +190,8 @@ class _Wire(asyncio.Protocol):
             self.drop(TimeoutError())
         elif self._sent:
             self._timer = self._loop.call_at(self._sent[0].due, self._look)
+
+
+def _packed(words: Sequence[Word]) -> bytes:
+    command: bytes = hiredis.pack_command(cast("tuple[Word]", tuple(words)))
+    return command

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from services.common.resp import Word
-from services.common.shared_connection import Script, SharedConnection
+from services.common.shared_connection import Script, SharedConnection, Word
 from services.gateway.quota import LIMIT_NAMES, Charge, Refusal, Usage, as_json
 
 USAGE_KEY = "headrace:usage"
