@@ -21,7 +21,7 @@ class BudgetPolicy:
     """Bounds of a step."""
 
     max_num_seqs: int = 32
-    """Sequences a step; paused ones do not count."""
+    """Sequences a step, and that run; paused ones do not count, and a key that runs nothing may have one more."""
     max_num_batched_tokens: int = 512
     """Tokens a step; at least one a sequence."""
     max_chunk_tokens: int = 512
@@ -39,9 +39,13 @@ class BudgetPolicy:
 class StepBudget:
     """What one step still has to give, and what it has given, by request id."""
 
-    def __init__(self, policy: BudgetPolicy, decode_count: int) -> None:
-        """Begin a step in which ``decode_count`` running requests have one token to compute."""
+    def __init__(self, policy: BudgetPolicy, decode_count: int, kept_places: int = 0) -> None:
+        """Begin a step in which ``decode_count`` running requests have one token to compute.
+
+        ``kept_places`` are of those that wait, until it is set to 0.
+        """
         self.counts: dict[int, int] = {}
+        self.kept_places = kept_places
         self._policy = policy
         self._left = policy.max_num_batched_tokens
         self._chunk = policy.max_chunk_tokens
@@ -55,7 +59,7 @@ class StepBudget:
     @property
     def full(self) -> bool:
         """True when the step takes no further sequence."""
-        return len(self.counts) >= self._policy.max_num_seqs
+        return len(self.counts) + self.kept_places >= self._policy.max_num_seqs
 
     @property
     def left(self) -> int:

@@ -100,11 +100,13 @@ class Scheduler:
         before = self.roster.preemption_count
         preempt_paused_over(self.roster, int(self.config.paused_kv_share * self._pool.block_count), now)
         runnable = [r for r in self.roster.running if r.most_new_tokens > 0]
-        shares = StepBudget(self.config.budget, sum(r.pending_count == 1 for r in runnable))
         line = self.roster.waiting.in_order(now)
+        guest = self._guest(line)
+        shares = StepBudget(self.config.budget, sum(r.pending_count == 1 for r in runnable), int(guest is not None))
         later = self._share_with_running(runnable, line, shares, now)
+        shares.kept_places = 0
         if self.roster.preemption_count == before:  # no admission in a step that preempts
-            self._admit(line, shares, now)
+            self._admit(line, guest, shares, now)
         self._share(later, shares, now)
         if not shares.counts:
             return None
@@ -178,10 +180,15 @@ class Scheduler:
         """
         decodes = sorted((r for r in runnable if r.pending_count == 1), key=_rank)
         prompts = sorted((r for r in runnable if r.pending_count > 1), key=_rank)
+        places = self.config.budget.max_num_seqs - shares.kept_places - len(prompts)
+        if len(decodes) > places:  # they take turns; those that were together in the last step do too
+            turn = self.counters.step_count % len(decodes)
+            decodes = decodes[turn:] + decodes[:turn]
+        if self.config.budget.prompts_first or len(decodes) > places:
+            decodes.sort(key=lambda r: r.clock.last_token_ns)  # also where prompts leave too few tokens for all
         if not self.config.budget.prompts_first:
-            self._share(decodes + prompts, shares, now)
+            self._share(decodes[: max(1, places)] + prompts, shares, now)
             return []
-        decodes.sort(key=lambda r: r.clock.last_token_ns)  # where prompts left too little, decodes take turns
         prompts[1:] = sorted(prompts[1:], key=_work_left)
         later = [prompt for prompt in prompts[1:] if line and _work_left(line[0]) < _work_left(prompt)]
         self._share(prompts[: len(prompts) - len(later)] + decodes, shares, now)
@@ -213,8 +220,25 @@ class Scheduler:
             request.block_table.append(block)
         return True
 
-    def _admit(self, line: list[Request], shares: StepBudget, now: int) -> None:
-        """Start those of the line while slots, blocks and budget last.
+    def _guest(self, line: list[Request]) -> Request | None:
+        """Who starts though all places are taken: the first of a key that has none, where another has several.
+
+        It takes nobody's place: more run than a step computes, and they take turns. It is put first in the line.
+        """
+        most, running = self.config.budget.max_num_seqs, [r for r in self.roster.running if not r.paused]
+        if not line or not most <= len(running) < 2 * most:
+            return None
+        keys, first_class = {r.fair_key for r in running}, min(r.priority for r in line)
+        if len(keys) == len(running) or first_class > max(r.priority for r in running):
+            return None
+        guest = next((r for r in line if r.fair_key not in keys and r.priority == first_class), None)
+        if guest is not None:
+            line.remove(guest)
+            line.insert(0, guest)
+        return guest
+
+    def _admit(self, line: list[Request], guest: Request | None, shares: StepBudget, now: int) -> None:
+        """Start those of the line while slots, blocks and budget last; the guest also beyond the slots.
 
         A request whose next block is just being computed by another waits for it: identical prompts that
         arrive together are computed once.
@@ -225,7 +249,7 @@ class Scheduler:
         active = self.roster.running_count
         promised = {name for r in self.roster.running if _in_prompt(r) for name in self._cache.promised(r)}
         for request in line:
-            if shares.full or active >= self.config.budget.max_num_seqs:
+            if shares.full or (active >= self.config.budget.max_num_seqs and request is not guest):
                 blocked = QueueReason.SLOTS
                 break
             if shares.spent_on_prompts:
