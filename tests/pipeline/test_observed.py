@@ -188,6 +188,19 @@ def test_a_bad_collector_changes_nothing_but_a_counter(default_model_dir, mood):
     assert sum(line["spans_dropped"] for line in stopped) > 30
 
 
+def test_an_engine_takes_little_beside_weights_and_kv(observed):
+    """Interpreter, torch, gRPC, scratch and fragments: at most 400 MB, pages of files included, after requests."""
+    with observed.client() as client:
+        for _ in range(3):
+            client.generate("Once upon a time", temperature=0, max_tokens=20, ignore_eos=True)
+        stats = client.get_stats().engines[0].stats
+    assert stats.resident_weight_bytes > 400e6  # float32
+    assert 20 * 46_080 < stats.resident_kv_bytes < 1024 * 16 * 46_080
+    assert 50e6 < stats.resident_file_bytes < stats.resident_bytes
+    rest = stats.resident_bytes - stats.resident_weight_bytes - stats.resident_kv_bytes
+    assert 100e6 < rest < 400e6
+
+
 def test_what_an_engine_computes_in_is_told(observed):
     """Number format of weights and KV, and what weights are kept as, with the model and with its engines."""
     with observed.client() as client:
