@@ -33,6 +33,7 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mtun
 _NEEDED = ("avx2", "fma")
 _UNITS: dict[str, tuple[str, ...]] = {
     "ops.cpp": (),
+    "team.cpp": (),
     "avx2.cpp": _AVX2,
     "avx512.cpp": _AVX512,
     "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),

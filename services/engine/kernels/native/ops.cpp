@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <omp.h>
-#include <sched.h>
 #include <torch/library.h>
 
 #include "sampler_op.h"
@@ -10,26 +9,6 @@
 #include "weights.h"
 
 namespace headrace {
-
-void Barrier::wait() {
-  const int round = round_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) {
-    arrived_.store(0, std::memory_order_relaxed);
-    round_.store(round + 1, std::memory_order_release);
-    round_.notify_all();
-    return;
-  }
-  constexpr int kSpins = 500, kYields = 20;  // 7 us, and the time of who else wants this core
-  for (int spins = 0; spins < kSpins; ++spins) {
-    if (round_.load(std::memory_order_acquire) != round) return;
-    __builtin_ia32_pause();
-  }
-  for (int yields = 0; yields < kYields; ++yields) {
-    sched_yield();  // who we wait for may be queued behind us
-    if (round_.load(std::memory_order_acquire) != round) return;
-  }
-  round_.wait(round, std::memory_order_acquire);  // sleeps: the core may be needed by who we wait for
-}
 
 namespace {
 
@@ -74,15 +53,11 @@ Codes take_codes(const Model& model, Region& memory, int64_t rows, int64_t k) {
 }
 
 template <class Run>
-void team(Run&& run) {
+void together(Run&& run) {
   const int wanted = at::get_num_threads();
-  Barrier barrier(wanted);
+  Team team(wanted);
 #pragma omp parallel num_threads(wanted)
-  {
-#pragma omp single
-    barrier.count = omp_get_num_threads();
-    run(barrier, omp_get_thread_num(), omp_get_num_threads());
-  }
+  run(team, omp_get_thread_num());
 }
 
 at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& token_ids, const at::Tensor& positions,
@@ -134,11 +109,8 @@ at::Tensor forward(const c10::intrusive_ptr<Stack>& self, const at::Tensor& toke
   at::Tensor hidden = at::empty({t, scratch.hidden_stride}, at::kFloat);
   scratch.hidden = hidden.mutable_data_ptr<float>();
 
-  std::vector<std::atomic<int>> tickets(2 * model.layers.size());
   const Isa* way = isa();
-  team([&](Barrier& barrier, int thread, int team_size) {
-    way->forward(model, step, scratch, tickets.data(), barrier, thread, team_size);
-  });
+  together([&](Team& team, int member) { way->forward(model, step, scratch, team, member); });
   return hidden.narrow(1, 0, model.hidden);
 }
 
@@ -159,9 +131,9 @@ at::Tensor logits(const c10::intrusive_ptr<Stack>& self, const at::Tensor& hidde
   scratch.normed = memory.take<bf16>(count * scratch.hidden_stride);
   scratch.codes = take_codes(model, memory, count, model.hidden);
   const Isa* way = isa();
-  team([&](Barrier& barrier, int thread, int team_size) {
+  together([&](Team& team, int member) {
     way->logits(model, hidden.const_data_ptr<float>(), hidden.stride(0), wanted, count, scratch,
-                out.mutable_data_ptr<float>(), barrier, thread, team_size);
+                out.mutable_data_ptr<float>(), team, member);
   });
   return out;
 }

@@ -7,9 +7,10 @@
 namespace headrace {
 namespace {
 
-// Panels from .. to of a product; end(row, panel, sum) for each panel, or for each pair of panels with PAIR.
+// Panels from .. to of a product; end(row, panel, sum) for each panel, or for each pair of panels with PAIR. A function of its
+// own: inlined into the layers, its sums did not all stay in registers.
 template <bool PAIR, class End>
-void product(const Rows& a, int64_t rows, const Matrix& m, int64_t from, int64_t to, End&& end) {
+__attribute__((noinline)) void product(const Rows& a, int64_t rows, const Matrix& m, int64_t from, int64_t to, End&& end) {
   if (m.bytes) {
     product_int8<PAIR>(a.codes, rows, m, from, to, end);
   } else {

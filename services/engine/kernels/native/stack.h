@@ -6,12 +6,12 @@
 // padded to whole vectors, so only logits are masked.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "sampler.h"
+#include "team.h"
 
 namespace headrace {
 
@@ -121,25 +121,12 @@ inline int64_t private_bytes(int64_t dim, int64_t rows, bool codes) {
   return round_up(count + 1024, 4096);
 }
 
-// All threads of a team meet. Spins for microseconds, then lets others have the core, then sleeps.
-class Barrier {
- public:
-  explicit Barrier(int count) : count(count) {}
-  void wait();
-
-  int count;  // of the team; set before the first wait
-
- private:
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> round_{0};
-};
-
-// One instruction set's way through it. Every thread of a team calls the same with its own index.
+// One instruction set's way through it. Every member of the team calls the same with its own index.
 struct Isa {
   const char* name;
-  void (*forward)(const Model&, const Step&, const Scratch&, std::atomic<int>* tickets, Barrier&, int thread, int threads);
+  void (*forward)(const Model&, const Step&, const Scratch&, Team&, int member);
   void (*logits)(const Model&, const float* hidden, int64_t stride, const int64_t* rows, int64_t count,
-                 const Scratch&, float* out, Barrier&, int thread, int threads);
+                 const Scratch&, float* out, Team&, int member);
   SampleRow* sample_row;
 };
 
