@@ -63,8 +63,8 @@ def _engine() -> None:
     from services.engine.runner import ModelRunner
 
     _before(EngineLoop, "_add", "queue")
-    _before(ModelRunner, "step", "prefill", lambda _, step: step.prefill_token_count > 0)
-    _before(ModelRunner, "step", "decode", lambda _, step: any(r.output_count == 3 for r in step.requests))
+    _before(ModelRunner, "launch", "prefill", lambda _, step: step.prefill_token_count > 0)
+    _before(ModelRunner, "launch", "decode", lambda _, step: any(r.output_count == 3 for r in step.requests))
 
 
 def _stream() -> None:
