@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.bench.in_process import EngineBench
 from headrace.bench.results import quantile
-from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE, Item
+from headrace.bench.workloads import Item, random_ids
 
 STREAM_PROMPT_TOKENS = 64
 ONE_TOKEN_A_STEP = {"HEADRACE_ENGINE_NUM_SPECULATIVE_TOKENS": "0"}  # so that a step's time is every stream's gap
@@ -23,7 +23,7 @@ def measure(bench: EngineBench, streams: int, prompt_tokens: int, seed: int) -> 
     draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
 
     def add(number: int, length: int, output: int) -> None:
-        bench.add(number, Item(tuple(draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(length)), output))
+        bench.add(number, Item(random_ids(draw, length), output))
 
     for number in range(streams):
         add(number, STREAM_PROMPT_TOKENS, engine.limits.context_length - STREAM_PROMPT_TOKENS)

@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.bench.in_process import GREEDY, EngineBench
 from headrace.bench.results import quantile
-from headrace.bench.workloads import FIRST_ID, VOCABULARY_SIZE, Item
+from headrace.bench.workloads import Item, random_ids
 
 PROMPT_TOKENS = 64
 SAMPLINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -50,8 +50,7 @@ class StepClock:
         """Nanoseconds of each of `steps` steps of `rows` answers: all, in the model, choosing; then nobody is left."""
         engine, draw = self._bench.engine, random.Random(rows)  # noqa: S311 - repeatable on purpose
         for number in range(rows):
-            prompt = tuple(draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(PROMPT_TOKENS))
-            item = Item(prompt, engine.limits.context_length - PROMPT_TOKENS)
+            item = Item(random_ids(draw, PROMPT_TOKENS), engine.limits.context_length - PROMPT_TOKENS)
             self._bench.add(number, item, {**SAMPLINGS[sampling], "seed": number})
         settled = 0
         while settled < _SETTLING_STEPS:

@@ -44,21 +44,21 @@ def w1() -> Workload:
         shortest, longest = (32, 128) if share < 0.7 else (256, 512) if share < 0.9 else (1024, 1536)
         length = draw.randint(shortest, longest)
         output = draw.randint(16, 96)
-        chains.append([Item(_ids(draw, length), output)])
+        chains.append([Item(random_ids(draw, length), output)])
     return chains
 
 
 def w2() -> Workload:
     """Conversations: 6 of 4 turns on one 512-token system prompt; each turn sends the whole history."""
     draw = random.Random(W2_SEED)  # noqa: S311
-    system = _ids(draw, W2_SYSTEM_TOKENS)
+    system = random_ids(draw, W2_SYSTEM_TOKENS)
     chains: Workload = []
     for _ in range(W2_CONVERSATIONS):
         history, turns = system, []
         for _ in range(W2_TURNS):
-            history += _ids(draw, W2_USER_TOKENS)
+            history += random_ids(draw, W2_USER_TOKENS)
             turns.append(Item(history, W2_OUTPUT_TOKENS))
-            history += _ids(draw, W2_ASSISTANT_TOKENS)
+            history += random_ids(draw, W2_ASSISTANT_TOKENS)
         chains.append(turns)
     return chains
 
@@ -74,5 +74,6 @@ def counts(workload: Workload) -> tuple[int, int, int]:
     return len(items), sum(len(item.prompt) for item in items), sum(item.output for item in items)
 
 
-def _ids(draw: random.Random, count: int) -> tuple[int, ...]:
+def random_ids(draw: random.Random, count: int) -> tuple[int, ...]:
+    """So many token ids, none of them a control token."""
     return tuple(draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(count))

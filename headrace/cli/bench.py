@@ -15,6 +15,7 @@ from headrace.bench import results, workloads
 from headrace.cli import (
     bench_accuracy,
     bench_compare,
+    bench_engine,
     bench_gaps,
     bench_hops,
     bench_run,
@@ -137,16 +138,10 @@ def _through(arguments: argparse.Namespace, target: str, **more: Any) -> dict[st
 def _in_process(arguments: argparse.Namespace, variables: dict[str, str], **more: Any) -> dict[str, Any]:
     from headrace.bench.in_process import EngineBench
 
-    pipeline.services_root()
-    up.ensure_model(variables.get("HEADRACE_MODEL") or os.environ.get("HEADRACE_MODEL"))
-    try:
-        with output.progress() as show:
-            show("loading the engine", None)
-            bench = EngineBench({**os.environ, **variables})
-    except ImportError as error:
-        raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
-    except ValueError as error:
-        raise output.CommandError(str(error), output.BAD_USAGE) from error
+    bench_engine.prepare(variables)
+    with bench_engine.loading(), output.progress() as show:
+        show("loading the engine", None)
+        bench = EngineBench({**os.environ, **variables})
     runs: dict[str, list[results.Run]] = {name: [] for name in arguments.prefix_cache}
     turns = itertools.cycle(runs)
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import accuracy
-from headrace.cli import output, pipeline, up
+from headrace.cli import bench_engine, output, pipeline, up
 
 _TEXT = "ARCHITECTURE.md"
 
@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     limits = accuracy.Limits(arguments.max_perplexity_ratio, arguments.min_agreement, arguments.max_drift)
     variables = {**os.environ, **up.variables_of(arguments)}
     path = arguments.text or pipeline.services_root() / _TEXT
-    up.ensure_model(variables.get("HEADRACE_MODEL"))
+    bench_engine.prepare(variables)
     try:
-        with output.progress() as show:
+        with bench_engine.loading(), output.progress() as show:
             show("loading both models", None)
             config = accuracy.engine_config(variables)
             if config.quantization == "none" and config.kv_cache_dtype == "auto":
@@ -61,9 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
                 limits=limits,
                 tick=lambda tokens: show("comparing", tokens / len(ids)),
             )
-    except ImportError as error:
-        raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
-    except (ValueError, OSError) as error:
+    except OSError as error:
         raise output.CommandError(str(error), output.BAD_USAGE) from error
     output.stdout(json_target=arguments.json).print(table(report))
     output.write_json(arguments.json, report)

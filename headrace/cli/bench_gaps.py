@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import gaps
-from headrace.cli import output, pipeline, up
+from headrace.cli import bench_engine, output, up
 
 COLUMNS = ("steady_ms", "gap p50", "gap p99", "p99 / steady", "first token ms")
 
@@ -36,20 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs it; raises CommandError."""
     from headrace.bench.in_process import EngineBench
 
-    pipeline.services_root()
     variables = up.variables_of(arguments)
-    up.ensure_model(variables.get("HEADRACE_MODEL") or os.environ.get("HEADRACE_MODEL"))
+    bench_engine.prepare(variables)
     profiles = ("interactive", "throughput")
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in profiles}
     with output.progress() as show:
-        try:
+        with bench_engine.loading():
             show("loading the engines", None)
             variables = {**os.environ, **variables, **gaps.ONE_TOKEN_A_STEP}
             benches = {name: EngineBench({**variables, "HEADRACE_ENGINE_PROFILE": name}) for name in profiles}
-        except ImportError as error:
-            raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
-        except ValueError as error:
-            raise output.CommandError(str(error), output.BAD_USAGE) from error
         for number in range(arguments.repeat):
             for name, bench in benches.items():
                 show(f"{name}, {number + 1} of {arguments.repeat}", number / arguments.repeat)

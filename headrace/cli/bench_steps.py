@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from headrace.bench import gaps, steps
-from headrace.cli import output, pipeline, up
+from headrace.cli import bench_engine, output, up
 
 ROWS = (1, 16, 32)
 COLUMNS = ("step_ms", "model_ms", "sampler_ms", "host_ms")
@@ -48,19 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs it; raises CommandError."""
     from headrace.bench.in_process import EngineBench
 
-    pipeline.services_root()
     variables = {**up.variables_of(arguments), **gaps.ONE_TOKEN_A_STEP}
-    up.ensure_model(variables.get("HEADRACE_MODEL") or os.environ.get("HEADRACE_MODEL"))
+    bench_engine.prepare(variables)
     turns = [(rows, way) for rows in arguments.rows for way in arguments.sampling] * arguments.repeat
     found: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
     with output.progress() as show:
-        try:
+        with bench_engine.loading():
             show("loading the engine", None)
             bench = EngineBench({**os.environ, **variables, "HEADRACE_ENGINE_DEVICE": "cpu"})
-        except ImportError as error:
-            raise output.CommandError(f"the engine cannot be loaded here: {error}") from error
-        except ValueError as error:
-            raise output.CommandError(str(error), output.BAD_USAGE) from error
         most = bench.engine.config.max_num_seqs
         if max(arguments.rows) > most:
             raise output.CommandError(

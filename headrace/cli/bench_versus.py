@@ -74,8 +74,9 @@ def table(report: dict[str, Any]) -> Table:
 
 def _figures(arguments: argparse.Namespace) -> Sequence[str]:
     """What is measured. Raises CommandError."""
-    known = tuple(figures.FIGURES) if arguments.vs == ENGINE else contestants.PEERS[arguments.vs].figures
-    needs_pipeline = arguments.vs == ENGINE or contestants.PEERS[arguments.vs].pipeline
+    peer = contestants.PEERS.get(arguments.vs)
+    known = tuple(figures.FIGURES) if peer is None else peer.figures
+    needs_pipeline = peer is None or peer.pipeline
     if needs_pipeline and not arguments.pipeline and not arguments.target:
         raise output.CommandError(f"--vs {arguments.vs} goes with --pipeline or --target", output.BAD_USAGE)
     unknown = [name for name in arguments.figure or () if name not in known]
@@ -99,13 +100,12 @@ def _ours(
     stack: ExitStack, arguments: argparse.Namespace, variables: dict[str, str], threads: int
 ) -> contestants.Contestant:
     pipeline.services_root()
-    if arguments.vs != ENGINE and (alone := contestants.PEERS[arguments.vs].ours) is not None:
-        return alone(stack, threads)
+    peer = contestants.PEERS.get(arguments.vs)  # none: it is our engine
+    if peer is not None and peer.ours is not None:
+        return peer.ours(stack, threads)
     target = stack.enter_context(_pipeline(variables)) if arguments.pipeline else arguments.target
     if target:
-        return contestants.clients(
-            stack, target, text=arguments.vs != ENGINE and contestants.PEERS[arguments.vs].pipeline
-        )
+        return contestants.clients(stack, target, text=peer is not None and peer.pipeline)
     up.ensure_model(variables.get("HEADRACE_MODEL") or os.environ.get("HEADRACE_MODEL"))
     return contestants.engine(stack, variables)
 

@@ -30,14 +30,14 @@ class NativeSampler(Sampler):
         """Choose one token a row; as ``Sampler.sample``."""
         if all(row.request.sampling.greedy and row.untouched for row in rows):
             tokens, *_ = torch.ops.headrace.sample(logits.float(), *_plain(len(rows)))
-            return [Sampled(token) if token >= 0 else failed(_ERRORS[token]) for token in tokens.tolist()]
+            return _sampled(tokens)
         numbers = np.array([_numbers(row) for row in rows])
         counts = np.array([_counts(row) for row in rows], dtype=np.int64)
         ends, ids, biases = self._lists(rows)
         tokens, logprobs, top_ids, top_logprobs = torch.ops.headrace.sample(
             logits.float(), torch.from_numpy(numbers), torch.from_numpy(counts), ends, ids, biases
         )
-        results = [Sampled(token) if token >= 0 else failed(_ERRORS[token]) for token in tokens.tolist()]
+        results = _sampled(tokens)
         for place, row in enumerate(rows):
             wanted = row.request.sampling.logprobs
             if wanted is not None and results[place].error is None:
@@ -61,16 +61,19 @@ class NativeSampler(Sampler):
         for row in rows:
             s = row.request.sampling
             biases += s.logit_bias.values()
-            penalised = s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty
             lists += [
                 list(s.logit_bias),
                 s.allowed_token_ids or (),
                 sorted(banned_ids(row, self._eos)),
-                row.tokens if penalised else (),
+                row.tokens if s.penalised else (),
             ]
         np.cumsum([len(one) for one in lists], out=ends.reshape(-1))
         ids = np.concatenate([np.asarray(one, dtype=np.int32) for one in lists])
         return torch.from_numpy(ends), torch.from_numpy(ids), torch.tensor(biases, dtype=torch.float32)
+
+
+def _sampled(tokens: torch.Tensor) -> list[Sampled]:
+    return [Sampled(token) if token >= 0 else failed(_ERRORS[token]) for token in tokens.tolist()]
 
 
 @functools.cache

@@ -125,6 +125,11 @@ class SamplingParams:
         """True when the most likely token is taken without a draw."""
         return self.temperature < GREEDY_TEMPERATURE
 
+    @property
+    def penalised(self) -> bool:
+        """True when tokens that are known already become more or less likely."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
 
 def answer_seed(seed: int, index: int) -> int:
     """Seed of answer ``index`` of n: answer 0 has the request's own seed, others differ reproducibly."""

@@ -52,9 +52,7 @@ class LogitRow:
             or s.allowed_token_ids is not None
             or bool(s.bad_sequences)
             or self.token_count - self.request.prompt_count < s.min_tokens
-            or s.repetition_penalty != 1.0
-            or s.presence_penalty != 0.0
-            or s.frequency_penalty != 0.0
+            or s.penalised
         )
 
     @property

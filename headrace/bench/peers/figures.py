@@ -121,6 +121,4 @@ def _moved(items: Sequence[Item], number: int) -> list[Item]:
 
 def _drawn(count: int, length: int, number: int, output: int) -> list[Item]:
     draw = random.Random(f"{_PROMPT_SEED} {number} {count} {length}")  # noqa: S311 - repeatable on purpose
-    return [
-        Item(tuple(draw.randint(FIRST_ID, VOCABULARY_SIZE - 1) for _ in range(length)), output) for _ in range(count)
-    ]
+    return [Item(workloads.random_ids(draw, length), output) for _ in range(count)]

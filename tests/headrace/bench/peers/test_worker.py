@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from headrace.bench.peers.workers import serving
 from headrace.bench.results import RunFailed
 from headrace.bench.workloads import Item
 from services.engine.kernels import native
+from tests.pipeline.conftest import until
 
 Start = Callable[[str], worker.Worker]
 
@@ -82,11 +82,11 @@ def test_an_engine_rests_between_measurements(start: Start) -> None:
         """
     )
     for _ in range(2):
-        _until(lambda: _states(engine.process_id) == {"T"})
+        until(lambda: _states(engine.process_id) == {"T"}, 10, "all are stopped")
         engine.generate(ITEMS)
-    _until(lambda: _states(engine.process_id) == {"T"})
+    until(lambda: _states(engine.process_id) == {"T"}, 10, "all are stopped")
     engine.close()
-    _until(lambda: not _states(engine.process_id))
+    until(lambda: not _states(engine.process_id), 10, "all are gone")
 
 
 def test_an_engine_that_stops_early_is_no_measurement(start: Start) -> None:
@@ -109,15 +109,7 @@ def test_an_engine_that_hangs_is_given_up(start: Start, monkeypatch: pytest.Monk
     monkeypatch.setattr(worker, "GENERATE_TIMEOUT_S", 0.2)
     with pytest.raises(RunFailed, match=r"did not answer in 0\.2 s"):
         engine.generate(ITEMS)
-    _until(lambda: not _states(engine.process_id))
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition: signals arrive a moment later. Fails after 10 s."""
-    give_up = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < give_up, "it has not come about in 10 s"
-        time.sleep(0.001)
+    until(lambda: not _states(engine.process_id), 10, "all are gone")
 
 
 def _states(group: int) -> set[str]:
